@@ -1,0 +1,14 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one base of all errors that the core raises on purpose.
+
+A message names what is wrong, where, which value, and what to do next. The edge (modules, filters)
+turns a FleetError into the failure of its task; anything else is a defect and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class FleetError(Exception):
+    """Base of every intentional error of the core; ``str(error)`` is fit for an operator."""
