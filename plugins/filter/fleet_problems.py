@@ -1,0 +1,60 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: fleet_problems
+short_description: What is wrong with the inventory of a fleet
+version_added: 0.1.0
+author: llamafleet contributors (@llamafleet)
+description:
+  - Checks the members of the groups C(llama_primary) and C(llama_workers) as a whole, before any host is touched.
+    Every cluster has one primary and it is no worker of its own cluster, endpoints are unique IPv4 addresses with a port,
+    and all hosts want the same build.
+positional: _input
+options:
+  _input:
+    description: Variables of the hosts, as C(groups['llama_fleet'] | map('extract', hostvars)).
+    type: list
+    elements: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: The inventory makes sense
+  ansible.builtin.assert:
+    that: problems | length == 0
+    fail_msg: "{{ problems | join('\n') }}"
+  vars:
+    problems: "{{ groups['llama_fleet'] | map('extract', hostvars) | llamafleet.rpc.fleet_problems }}"
+"""
+
+RETURN = r"""
+_value:
+  description: One sentence for each problem. Empty when there is none.
+  type: list
+  elements: str
+"""
+
+from typing import Any, Callable, Dict, List, Mapping
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import fleet_problems as core
+
+
+def fleet_problems(hosts: Any) -> List[str]:
+    if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
+        raise AnsibleFilterError(
+            f"llamafleet.rpc.fleet_problems: the input is a {type(hosts).__name__}, not a list of host variables; "
+            "use groups['llama_fleet'] | map('extract', hostvars)"
+        )
+    return core(list(hosts))
+
+
+class FilterModule:
+    """Filters of this file."""
+
+    def filters(self) -> Dict[str, Callable[..., Any]]:
+        return {"fleet_problems": fleet_problems}

@@ -1,0 +1,113 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The inventory as a whole: which hosts form which cluster, and what is wrong with that before any host is touched."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, Sequence
+
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import (
+    DEFAULT_INSTANCES,
+    checked_address,
+    checked_instances,
+)
+
+DEFAULT_CLUSTER = "default"
+DEFAULT_ADDRESS = "127.0.0.1"
+PRIMARY_GROUP = "llama_primary"
+WORKER_GROUP = "llama_workers"
+
+_CLUSTER = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+
+
+def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> List[str]:
+    """What is wrong with the fleet, one sentence each that says where and what to do; empty when nothing is.
+
+    ``hosts``: the inventory variables of every member of the groups llama_primary and llama_workers, of which
+    inventory_hostname, group_names and the llama_* variables of connection-free decisions are read.
+    """
+    problems: List[str] = []
+    clusters: Dict[str, Dict[str, List[str]]] = {}
+    endpoints: Dict[str, str] = {}
+    builds: Dict[str, List[str]] = {}
+    for host in hosts:
+        name = str(host["inventory_hostname"])
+        groups = set(host.get("group_names") or [])
+        cluster = str(host.get("llama_fleet_cluster") or DEFAULT_CLUSTER)
+        if not _CLUSTER.fullmatch(cluster):
+            problems.append(f"{name}: llama_fleet_cluster {cluster!r} must be 1 to 31 of a-z, 0-9 and '-'")
+            continue
+        builds.setdefault(str(host.get("llama_fleet_build") or ""), []).append(name)
+        members = clusters.setdefault(cluster, {PRIMARY_GROUP: [], WORKER_GROUP: []})
+        for group in (PRIMARY_GROUP, WORKER_GROUP):
+            if group in groups:
+                members[group].append(name)
+        if WORKER_GROUP in groups:
+            problems += _worker_problems(host, name, cluster, clusters, endpoints)
+    problems += _cluster_problems(clusters)
+    if len(builds) > 1:
+        listed = "; ".join(f"{build or 'the default'}: {', '.join(names[:5])}" for build, names in sorted(builds.items()))
+        problems.append(
+            f"llama_fleet_build differs between hosts ({listed}). Every host must run the same build: set it for all"
+        )
+    return problems
+
+
+def _worker_problems(
+    host: Mapping[str, Any],
+    name: str,
+    cluster: str,
+    clusters: Dict[str, Dict[str, List[str]]],
+    endpoints: Dict[str, str],
+) -> List[str]:
+    found: List[str] = []
+    try:
+        address = checked_address(host.get("llama_worker_address") or DEFAULT_ADDRESS, f"{name}: llama_worker_address")
+        instances = checked_instances(host.get("llama_worker_instances") or DEFAULT_INSTANCES, name)
+    except FleetError as error:
+        return [str(error)]
+    for instance in instances:
+        serves = str(instance.get("cluster") or cluster)
+        if serves != cluster:
+            clusters.setdefault(serves, {PRIMARY_GROUP: [], WORKER_GROUP: []})[WORKER_GROUP].append(name)
+        endpoint = f"{address}:{instance['port']}"
+        # A loopback address means this host, so the same one may stand on hosts of different clusters.
+        key = f"{serves} {endpoint}" if address.startswith("127.") else endpoint
+        owner = f"{name} (instance {instance['name']})"
+        if key in endpoints:
+            found.append(
+                f"endpoint {endpoint} is given twice, by {endpoints[key]} and {owner}; "
+                "a worker serves one primary, so give each its own llama_worker_address and port"
+            )
+        endpoints[key] = owner
+    return found
+
+
+def _cluster_problems(clusters: Mapping[str, Mapping[str, List[str]]]) -> List[str]:
+    if not clusters:
+        return [
+            f"the groups {PRIMARY_GROUP} and {WORKER_GROUP} are empty; "
+            "add one primary and its workers to the inventory, below a group llama_fleet"
+        ]
+    found: List[str] = []
+    for cluster, members in sorted(clusters.items()):
+        primaries, workers = members[PRIMARY_GROUP], members[WORKER_GROUP]
+        if not primaries:
+            found.append(
+                f"cluster {cluster} has workers ({', '.join(workers[:5])}) but no primary; add one host to {PRIMARY_GROUP}"
+            )
+        elif len(primaries) > 1:
+            found.append(
+                f"cluster {cluster} has {len(primaries)} primaries ({', '.join(primaries[:5])}); a cluster has one: "
+                "move the others to clusters of their own with llama_fleet_cluster"
+            )
+        for both in sorted(set(primaries) & set(workers)):
+            found.append(
+                f"{both} is primary and worker of cluster {cluster}; the primary uses its own devices without a worker: "
+                f"remove it from {WORKER_GROUP}"
+            )
+    return found
+

@@ -1,0 +1,286 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One abstraction over the managers of long-running services: systemd (system or user scope) and supervisor.
+
+A manager knows where a definition lives, how it is written (``_units``), and how to start, stop and forget it. What
+has to happen for a wanted state is decided once, in ``converge``, for all managers alike.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Iterator, List, Optional, Protocol
+
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_text, write_atomic
+from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Result, Runner
+from ansible_collections.llamafleet.rpc.plugins.module_utils._units import (
+    Service,
+    supervisor_main,
+    supervisor_program,
+    systemd_unit,
+)
+
+
+class ServiceError(FleetError):
+    """A service manager refused or did not do what was asked."""
+
+
+class Manager(Protocol):
+    """What ``converge`` needs of a service manager."""
+
+    def path(self, name: str) -> str: ...
+
+    def text(self, service: Service) -> str: ...
+
+    def pid(self, name: str) -> Optional[int]: ...
+
+    def load(self, name: str) -> None: ...
+
+    def start(self, name: str) -> None: ...
+
+    def stop(self, name: str) -> None: ...
+
+    def forget(self, name: str) -> None: ...
+
+
+def _must(result: Result, what: str) -> Result:
+    if result.rc != 0:
+        said = (result.stderr.strip() or result.stdout.strip())[-600:]
+        raise ServiceError(f"{what} failed with status {result.rc}: {said or 'no message'}")
+    return result
+
+
+class Systemd:
+    """systemd, by systemctl. ``scope`` system keeps units in /etc, user below the account's configuration."""
+
+    def __init__(self, runner: Runner, scope: str, home: str = "") -> None:
+        self._runner = runner
+        self._scope = scope
+        self._directory = "/etc/systemd/system" if scope == "system" else os.path.join(home, ".config/systemd/user")
+        self._systemctl = ["systemctl"] if scope == "system" else ["systemctl", "--user"]
+
+    def _call(self, *words: str) -> Result:
+        return self._runner.run([*self._systemctl, *words], timeout=90.0)
+
+    def path(self, name: str) -> str:
+        return os.path.join(self._directory, name + ".service")
+
+    def text(self, service: Service) -> str:
+        return systemd_unit(service, self._scope)
+
+    def pid(self, name: str) -> Optional[int]:
+        result = self._call("show", "--property=MainPID", "--value", name + ".service")
+        value = result.stdout.strip()
+        return int(value) if result.rc == 0 and value.isdigit() and value != "0" else None
+
+    def load(self, name: str) -> None:
+        _must(self._call("daemon-reload"), "systemctl daemon-reload")
+
+    def start(self, name: str) -> None:
+        # A unit that once hit a start limit refuses to start until its counter is reset.
+        self._call("reset-failed", name + ".service")
+        _must(self._call("enable", name + ".service"), f"systemctl enable {name}")
+        _must(self._call("start", name + ".service"), f"systemctl start {name}")
+
+    def stop(self, name: str) -> None:
+        _must(self._call("stop", name + ".service"), f"systemctl stop {name}")
+
+    def forget(self, name: str) -> None:
+        self._call("disable", name + ".service")
+        if os.path.exists(self.path(name)):
+            os.unlink(self.path(name))
+        _must(self._call("daemon-reload"), "systemctl daemon-reload")
+        self._call("reset-failed", name + ".service")
+
+
+class Supervisor:
+    """A supervisor of our own below ``directory``, for hosts without an init: containers, rented pods, loopback.
+
+    Several inventory hosts may be one machine and share it, so everything that changes it happens under a lock.
+    """
+
+    def __init__(self, runner: Runner, directory: str) -> None:
+        self._runner = runner
+        self._directory = directory
+        self._configuration = os.path.join(directory, "supervisord.conf")
+        self._bin = os.path.join(directory, "venv", "bin")
+
+    def _call(self, *words: str) -> Result:
+        return self._runner.run(
+            [os.path.join(self._bin, "supervisorctl"), "-c", self._configuration, *words], timeout=90.0
+        )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(os.path.join(self._directory, "lock"), "w", encoding="utf-8") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+    def _running(self) -> bool:
+        return self._call("pid").rc == 0
+
+    def _ensure_running(self) -> None:
+        os.makedirs(os.path.join(self._directory, "conf.d"), exist_ok=True)
+        wanted = supervisor_main(self._directory)
+        if read_text(self._configuration) != wanted:
+            write_atomic(self._configuration, wanted)
+        if self._running():
+            return
+        # An environment of its own: what the run that starts it has there (tokens, agent sockets) must not live on in it.
+        clean = ["/usr/bin/env", "-i", f"PATH={os.defpath}", f"HOME={self._directory}"]
+        _must(
+            self._runner.run([*clean, os.path.join(self._bin, "supervisord"), "-c", self._configuration]),
+            f"starting supervisord in {self._directory}",
+        )
+        deadline = time.monotonic() + 15
+        while not self._running():
+            if time.monotonic() > deadline:
+                raise ServiceError(
+                    f"supervisord in {self._directory} does not answer after 15 s; see supervisord.log there"
+                )
+            time.sleep(0.1)
+
+    def path(self, name: str) -> str:
+        return os.path.join(self._directory, "conf.d", name + ".conf")
+
+    def text(self, service: Service) -> str:
+        return supervisor_program(service)
+
+    def pid(self, name: str) -> Optional[int]:
+        value = self._call("pid", name).stdout.strip()
+        return int(value) if value.isdigit() and value != "0" else None
+
+    def load(self, name: str) -> None:
+        with self._locked():
+            self._ensure_running()
+            _must(self._call("reread"), "supervisorctl reread")
+            # update starts a program that is new and replaces one whose section changed; others are left alone.
+            _must(self._call("update", name), f"supervisorctl update {name}")
+
+    def start(self, name: str) -> None:
+        with self._locked():
+            self._ensure_running()
+            if self.pid(name) is None:
+                self._call("reread")
+                self._call("update", name)
+            if self.pid(name) is None:
+                _must(self._call("start", name), f"supervisorctl start {name}")
+
+    def stop(self, name: str) -> None:
+        with self._locked():
+            if self._running() and self.pid(name) is not None:
+                _must(self._call("stop", name), f"supervisorctl stop {name}")
+
+    def forget(self, name: str) -> None:
+        with self._locked():
+            if os.path.exists(self.path(name)):
+                os.unlink(self.path(name))
+            if not self._running():
+                return
+            self._call("reread")
+            self._call("update", name)
+            left = [entry for entry in os.listdir(os.path.join(self._directory, "conf.d")) if entry.endswith(".conf")]
+            if not left:
+                self._shut_down()
+
+    def _shut_down(self) -> None:
+        """End the supervisor itself once it has nothing left to look after."""
+        pid_text = self._call("pid").stdout.strip()
+        _must(self._call("shutdown"), f"supervisorctl shutdown in {self._directory}")
+        deadline = time.monotonic() + 30
+        while pid_text.isdigit() and os.path.exists(f"/proc/{pid_text}"):
+            if time.monotonic() > deadline:
+                raise ServiceError(f"supervisord (pid {pid_text}) is still there 30 s after its shutdown")
+            time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ``converge`` did, or in check mode would do."""
+
+    changed: bool
+    restarted: bool
+    before: str
+    after: str
+    pid: Optional[int]
+    actions: List[str]
+
+
+def converge(manager: Manager, service: Service, state: str, check: bool) -> Outcome:
+    """Bring ``service`` to ``state``: started, restarted, stopped (definition kept) or absent.
+
+    A running service is replaced iff its definition changed, its program was deleted under it, or a restart was asked
+    for. Returns what was done; with ``check`` nothing is.
+    """
+    path = manager.path(service.name)
+    before = read_text(path)
+    pid = manager.pid(service.name) if before is not None else None
+    actions: List[str] = []
+    if state == "absent":
+        if before is None:
+            return Outcome(False, False, "", "", None, actions)
+        actions = (["stop"] if pid else []) + ["remove"]
+        if not check:
+            if pid:
+                manager.stop(service.name)
+            manager.forget(service.name)
+        return Outcome(True, False, before, "", None, actions)
+    if state == "stopped":
+        actions = ["stop"] if pid else []
+        if pid and not check:
+            manager.stop(service.name)
+        return Outcome(bool(actions), False, before or "", before or "", None, actions)
+
+    after = manager.text(service)
+    rewritten = before != after
+    stale = pid is not None and _program_deleted(pid)
+    replaced = pid is not None and (rewritten or stale or state == "restarted")
+    if rewritten:
+        actions.append("write")
+    if replaced:
+        actions.append("restart")
+    elif pid is None:
+        actions.append("start")
+    if not check and actions:
+        if replaced:
+            manager.stop(service.name)
+        if rewritten:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write_atomic(path, after)
+            manager.load(service.name)
+        manager.start(service.name)
+        pid = _wait_for_pid(manager, service.name)
+    return Outcome(bool(actions), replaced or "start" in actions, before or "", after, pid, actions)
+
+
+def _program_deleted(pid: int) -> bool:
+    """Whether the running program's file was replaced or removed: the process still runs the old one."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe").endswith(" (deleted)")
+    except OSError:
+        return False
+
+
+def _wait_for_pid(manager: Manager, name: str) -> Optional[int]:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        pid = manager.pid(name)
+        if pid is not None:
+            return pid
+        time.sleep(0.1)
+    return None
+
+
+def process_identity(runner: Runner, pid: int) -> Optional[str]:
+    """Boot id and start tick of a process, which together name it for good (a pid alone is used again); None: gone."""
+    stat = runner.read(f"/proc/{pid}/stat")
+    boot = runner.read("/proc/sys/kernel/random/boot_id")
+    if stat is None or boot is None:
+        return None
+    return f"{boot.strip()}:{stat.rsplit(')', 1)[1].split()[19]}"

@@ -1,0 +1,193 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An instance of a worker as its operator wrote it -> the ggml-rpc-server that has to run.
+
+Rules and their sources (llama.cpp b11434, measured): the bind address must be a dotted IPv4; the device list is always
+given, so that a broken driver is an error and not a silent fall-back to the CPU with all its memory; there is no ``-m``;
+the thread default is half the hardware threads, so it is set to the physical cores.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any, Dict, List, Mapping, Sequence
+
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+
+_INSTANCE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+_DEVICE_NAME = re.compile(r"[A-Za-z]+[0-9]*")
+_KEYS = {
+    "name", "port", "devices", "backend", "memory_limit", "env", "cluster", "numa_node", "threads",
+    "priority", "min_units", "max_units",
+}  # fmt: skip
+
+DEFAULT_INSTANCES: List[Dict[str, Any]] = [{"name": "default", "port": 50052}]
+
+#: What llama.cpp calls the device nodes' classes; a name that does not exist on a host is ignored by systemd.
+_DEVICE_ALLOW = {
+    "cuda": ("char-nvidia* rw", "/dev/nvidiactl rw", "/dev/nvidia-uvm rw", "/dev/dxg rw"),
+    "rocm": ("char-drm rw", "char-kfd rw", "/dev/kfd rw"),
+    "vulkan": ("char-drm rw",),
+    "sycl": ("char-drm rw",),
+}
+_BACKEND_ENVIRONMENT = {
+    # CUDA numbers cards fastest first unless told; nvidia-smi and we number them by PCI bus.
+    "cuda": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    # Without it the free memory of an Intel GPU is reported as its total.
+    "sycl": {"ZES_ENABLE_SYSMAN": "1"},
+}
+
+
+class WorkerError(FleetError):
+    """A worker instance is not described in a way that can work."""
+
+
+def checked_address(value: object, what: str) -> str:
+    """``value`` as the dotted IPv4 address that ggml-rpc-server takes; anything else is an error that names ``what``."""
+    try:
+        address = ipaddress.IPv4Address(str(value))
+    except ValueError:
+        raise WorkerError(
+            f"{what}: {value!r} is no IPv4 address. ggml-rpc-server takes neither names nor IPv6; give a dotted address"
+        ) from None
+    if address.is_unspecified:
+        raise WorkerError(f"{what}: {value} would listen on every interface; give the address of one interface")
+    return str(address)
+
+
+def checked_port(value: object, what: str) -> int:
+    """``value`` as a TCP port, or an error that names ``what``."""
+    if isinstance(value, bool) or not str(value).isdigit() or not 1 <= int(str(value)) <= 65535:
+        raise WorkerError(f"{what}: port {value!r} is not a number from 1 to 65535")
+    return int(str(value))
+
+
+def checked_instances(instances: object, host: str) -> List[Dict[str, Any]]:
+    """The instances of ``host`` with checked names, ports, devices and keys, as new dicts in their order."""
+    if not isinstance(instances, Sequence) or isinstance(instances, str) or not instances:
+        raise WorkerError(f"{host}: llama_worker_instances must be a list with at least one instance")
+    checked: List[Dict[str, Any]] = []
+    for position, entry in enumerate(instances):
+        where = f"{host}: llama_worker_instances[{position}]"
+        if not isinstance(entry, Mapping):
+            raise WorkerError(f"{where} is {entry!r}, not a mapping with name and port")
+        unknown = sorted(set(map(str, entry)) - _KEYS)
+        if unknown:
+            raise WorkerError(f"{where} has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(_KEYS))}")
+        name = str(entry.get("name", "default"))
+        if not _INSTANCE_NAME.fullmatch(name):
+            raise WorkerError(f"{where}: name {name!r} must be 1 to 31 of a-z, 0-9 and '-'")
+        if any(other["name"] == name for other in checked):
+            raise WorkerError(f"{where}: the name {name!r} is taken by another instance of this host")
+        port = checked_port(entry.get("port", 50052), where)
+        if any(other["port"] == port for other in checked):
+            raise WorkerError(f"{where}: port {port} is taken by another instance of this host")
+        for device in entry.get("devices") or []:
+            if not _DEVICE_NAME.fullmatch(str(device)):
+                raise WorkerError(f"{where}: device {device!r} is no llama.cpp device name such as CUDA0, MTL0 or CPU")
+        checked.append({**entry, "name": name, "port": port})
+    return checked
+
+
+def instance_devices(instance: Mapping[str, Any], facts: Mapping[str, Any]) -> List[str]:
+    """llama.cpp names of the devices that ``instance`` lends: as written, else all of its backend, else the CPU."""
+    if instance.get("devices"):
+        return [str(name) for name in instance["devices"]]
+    backend = instance.get("backend") or facts.get("backend") or "cpu"
+    names = [str(device["name"]) for device in facts.get("devices", []) if device.get("backend") == backend]
+    if not names:
+        raise WorkerError(
+            f"instance {instance.get('name')}: no device of backend {backend} was detected on this host; "
+            "set its devices or backend in llama_worker_instances"
+        )
+    return names
+
+
+def service_name(kind: str, cluster: str, name: str = "") -> str:
+    """Name of a service of ours: llama-rpc-<cluster>-<instance> or llama-server-<cluster>."""
+    return "-".join(part for part in (kind, cluster, name) if part)
+
+
+def worker_service(
+    instance: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    build: Mapping[str, Any],
+    cluster: str,
+    address: str,
+    user: str,
+    directory: str,
+) -> Dict[str, Any]:
+    """Options of the managed_service module for one instance.
+
+    ``facts`` are those of host_facts, ``build`` that of the llama_build role (worker_binary), ``directory`` the state
+    directory that the service may write to.
+    """
+    devices = instance_devices(instance, facts)
+    backend = str(instance.get("backend") or _backend_of(devices, facts))
+    port = int(instance["port"])
+    argv = [str(build["worker_binary"]), "-H", address, "-p", str(port), "-d", ",".join(devices)]
+    if "CPU" in devices:
+        argv += ["-t", str(instance.get("threads") or facts.get("cpu", {}).get("physical_cores") or 1)]
+    environment = {
+        "GGML_NO_BACKTRACE": "1",  # an abort in 0.04 s instead of 0.6 s under a debugger
+        "GGML_RPC_NO_RDMA": "1",  # verbs would bypass tunnel and firewall
+        "HOME": directory,
+        "LLAMA_CACHE": directory + "/cache",
+        **_BACKEND_ENVIRONMENT.get(backend, {}),
+        **{str(key): str(value) for key, value in (instance.get("env") or {}).items()},
+    }
+    name = service_name("llama-rpc", cluster, str(instance["name"]))
+    return {
+        "name": name,
+        "description": f"llama.cpp RPC worker {instance['name']} of cluster {cluster}",
+        "argv": argv,
+        "environment": environment,
+        "user": user,
+        "working_directory": directory,
+        "writable_paths": [directory],
+        "log_path": f"{directory}/{name}.log",
+        "profile": "cpu" if backend == "cpu" else "gpu",
+        "device_allow": list(_DEVICE_ALLOW.get(backend, ())),
+    }
+
+
+def worker_instances(
+    instances: object,
+    host: str,
+    facts: Mapping[str, Any],
+    build: Mapping[str, Any],
+    cluster: str,
+    address: str,
+    directory: str,
+    user: str = "",
+) -> List[Dict[str, Any]]:
+    """Each checked instance of ``host`` with its cluster, endpoint, devices, backend and ``service`` (worker_service)."""
+    listen = checked_address(address, f"{host}: llama_worker_address")
+    found: List[Dict[str, Any]] = []
+    for instance in checked_instances(instances, host):
+        serves = str(instance.get("cluster") or cluster)
+        devices = instance_devices(instance, facts)
+        found.append(
+            {
+                **instance,
+                "cluster": serves,
+                "endpoint": f"{listen}:{instance['port']}",
+                "devices": devices,
+                "backend": str(instance.get("backend") or _backend_of(devices, facts)),
+                "service": worker_service(instance, facts, build, serves, listen, user, directory),
+            }
+        )
+    return found
+
+
+def _backend_of(devices: Sequence[str], facts: Mapping[str, Any]) -> str:
+    backends = {str(device["name"]): str(device["backend"]) for device in facts.get("devices", [])}
+    found = {backends.get(name, "cpu" if name == "CPU" else "unknown") for name in devices}
+    if len(found) > 1:
+        raise WorkerError(
+            f"devices {', '.join(devices)} belong to several backends ({', '.join(sorted(found))}); "
+            "make one instance for each"
+        )
+    return found.pop()
