@@ -7,8 +7,8 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    # The base: a module that uses it fills in ``support`` (and ``details``) for each attribute under its own
-    # ``attributes:``.
+    # The base: a module that uses it fills in ``support`` (and ``details``) of the first three under its own
+    # ``attributes:``, or uses one of the fragments below, which do so.
     DOCUMENTATION = r"""
 options: {}
 attributes:
@@ -22,6 +22,7 @@ attributes:
       - This assumes that the host was not changed in between by anything else.
   platform:
     description: Systems on which the module can run.
+    support: full
     platforms: posix
 """
 
@@ -76,21 +77,11 @@ attributes:
     support: full
 """
 
-    # The platform of nearly everything here: programs, files and sockets of a POSIX system.
-    POSIX = r"""
-options: {}
-attributes:
-  platform:
-    support: full
-    platforms: posix
-"""
-
     # For readers of /proc and /sys.
     LINUX = r"""
 options: {}
 attributes:
   platform:
-    support: full
     platforms: linux
 """
 

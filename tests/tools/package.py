@@ -40,9 +40,9 @@ def offered() -> dict[str, list[str]]:
 
 
 def ansible(argv: Sequence[str], where: Path) -> str:
-    """Run one of Ansible's programs as a stranger to the checkout would, and return what it prints."""
+    """Run one of Ansible's programs as someone without the checkout would, and return what it prints."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "PYTHONPATH"))}
-    env.update(ANSIBLE_COLLECTIONS_PATH=str(where), ANSIBLE_CONFIG=os.devnull)
+    env["ANSIBLE_COLLECTIONS_PATH"] = str(where)
     done = subprocess.run([BIN / argv[0], *argv[1:]], cwd=where, env=env, capture_output=True, check=False, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(argv)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
