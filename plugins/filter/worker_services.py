@@ -25,13 +25,11 @@ options:
     type: str
     required: true
   facts:
-    description: Facts of M(llamafleet.rpc.host_facts).
+    description: Facts of M(llamafleet.rpc.host_facts). Without them or O(build) only the names of the services are given.
     type: dict
-    required: true
   build:
     description: The installed build, of which C(worker_binary) is used.
     type: dict
-    required: true
   cluster:
     description: Cluster that instances serve which name none of their own.
     type: str
@@ -68,7 +66,7 @@ _value:
   elements: dict
 """
 
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
@@ -78,11 +76,11 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import
 def worker_services(
     instances: Any,
     host: str,
-    facts: Mapping[str, Any],
-    build: Mapping[str, Any],
     cluster: str,
     address: str,
     directory: str,
+    facts: Optional[Mapping[str, Any]] = None,
+    build: Optional[Mapping[str, Any]] = None,
     user: str = "",
 ) -> List[Dict[str, Any]]:
     try:

@@ -111,3 +111,31 @@ def _cluster_problems(clusters: Mapping[str, Mapping[str, List[str]]]) -> List[s
             )
     return found
 
+
+
+def topology(hosts: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
+    """Cluster -> ``{primary: name or None, workers: [names]}``, for hosts without problems (see fleet_problems)."""
+    clusters: Dict[str, Dict[str, Any]] = {}
+    for host in hosts:
+        name, groups = str(host["inventory_hostname"]), set(host.get("group_names") or [])
+        own = str(host.get("llama_fleet_cluster") or DEFAULT_CLUSTER)
+        if PRIMARY_GROUP in groups:
+            clusters.setdefault(own, {"primary": None, "workers": []})["primary"] = name
+        if WORKER_GROUP in groups:
+            instances = host.get("llama_worker_instances") or DEFAULT_INSTANCES
+            for cluster in dict.fromkeys(str(instance.get("cluster") or own) for instance in instances):
+                clusters.setdefault(cluster, {"primary": None, "workers": []})["workers"].append(name)
+    return clusters
+
+
+def worker_identities(records: Sequence[Mapping[str, Any]], cluster: str) -> Dict[str, Any]:
+    """Endpoint -> identity of the process behind it (boot id and start), for the workers of ``cluster``.
+
+    A primary whose workers have other identities than when it started has lost them (law 9 of the design).
+    """
+    found: Dict[str, Any] = {}
+    for record in records:
+        for instance in record.get("instances") or []:
+            if instance.get("endpoint") and str(instance.get("cluster") or record.get("cluster")) == cluster:
+                found[str(instance["endpoint"])] = instance.get("started_at")
+    return found

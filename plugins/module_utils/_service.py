@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._units import (
     supervisor_main,
     supervisor_program,
     systemd_unit,
+)
+
+
+#: The one package that a host without an init needs; it has no dependencies, and pip refuses any other file.
+SUPERVISOR_REQUIREMENT = (
+    "supervisor==4.3.0 --hash=sha256:0bcb763fddafba410f35cbde226aa7f8514b9fb82eb05a0c85f6588d1c13f8db\n"
 )
 
 
@@ -118,6 +125,7 @@ class Supervisor:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        os.makedirs(self._directory, exist_ok=True)
         with open(os.path.join(self._directory, "lock"), "w", encoding="utf-8") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
@@ -125,8 +133,25 @@ class Supervisor:
     def _running(self) -> bool:
         return self._call("pid").rc == 0
 
+    def _ensure_installed(self) -> None:
+        if os.path.exists(os.path.join(self._bin, "supervisord")):
+            return
+        environment = os.path.join(self._directory, "venv")
+        _must(
+            self._runner.run([sys.executable, "-m", "venv", environment], timeout=120.0),
+            f"creating a virtual environment for supervisor in {environment} (on Debian it needs python3-venv)",
+        )
+        requirements = os.path.join(self._directory, "requirements.txt")
+        write_atomic(requirements, SUPERVISOR_REQUIREMENT)
+        pip = [os.path.join(self._bin, "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        _must(
+            self._runner.run([*pip, "--only-binary", ":all:", "--require-hashes", "-r", requirements], timeout=300.0),
+            f"installing supervisor into {environment}",
+        )
+
     def _ensure_running(self) -> None:
         os.makedirs(os.path.join(self._directory, "conf.d"), exist_ok=True)
+        self._ensure_installed()
         wanted = supervisor_main(self._directory)
         if read_text(self._configuration) != wanted:
             write_atomic(self._configuration, wanted)

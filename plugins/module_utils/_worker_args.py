@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 
@@ -122,10 +122,11 @@ def worker_service(
     """Options of the managed_service module for one instance.
 
     ``facts`` are those of host_facts, ``build`` that of the llama_build role (worker_binary), ``directory`` the state
-    directory that the service may write to.
+    directory of the host: the service may write to its ``run`` below it, its log lies beside that, out of its reach.
     """
     devices = instance_devices(instance, facts)
     backend = str(instance.get("backend") or _backend_of(devices, facts))
+    run = directory + "/run"
     port = int(instance["port"])
     argv = [str(build["worker_binary"]), "-H", address, "-p", str(port), "-d", ",".join(devices)]
     if "CPU" in devices:
@@ -133,8 +134,8 @@ def worker_service(
     environment = {
         "GGML_NO_BACKTRACE": "1",  # an abort in 0.04 s instead of 0.6 s under a debugger
         "GGML_RPC_NO_RDMA": "1",  # verbs would bypass tunnel and firewall
-        "HOME": directory,
-        "LLAMA_CACHE": directory + "/cache",
+        "HOME": run,
+        "LLAMA_CACHE": run + "/cache",
         **_BACKEND_ENVIRONMENT.get(backend, {}),
         **{str(key): str(value) for key, value in (instance.get("env") or {}).items()},
     }
@@ -145,8 +146,8 @@ def worker_service(
         "argv": argv,
         "environment": environment,
         "user": user,
-        "working_directory": directory,
-        "writable_paths": [directory],
+        "working_directory": run,
+        "writable_paths": [run],
         "log_path": f"{directory}/{name}.log",
         "profile": "cpu" if backend == "cpu" else "gpu",
         "device_allow": list(_DEVICE_ALLOW.get(backend, ())),
@@ -156,24 +157,30 @@ def worker_service(
 def worker_instances(
     instances: object,
     host: str,
-    facts: Mapping[str, Any],
-    build: Mapping[str, Any],
+    facts: Optional[Mapping[str, Any]],
+    build: Optional[Mapping[str, Any]],
     cluster: str,
     address: str,
     directory: str,
     user: str = "",
 ) -> List[Dict[str, Any]]:
-    """Each checked instance of ``host`` with its cluster, endpoint, devices, backend and ``service`` (worker_service)."""
+    """Each checked instance of ``host`` with its cluster, endpoint, devices, backend and ``service`` (worker_service).
+
+    Without ``facts`` or ``build`` only what the inventory alone tells: of the service its name, as for a removal.
+    """
     listen = checked_address(address, f"{host}: llama_worker_address")
     found: List[Dict[str, Any]] = []
     for instance in checked_instances(instances, host):
         serves = str(instance.get("cluster") or cluster)
+        known = {**instance, "cluster": serves, "endpoint": f"{listen}:{instance['port']}"}
+        if not facts or not build:
+            name = service_name("llama-rpc", serves, str(instance["name"]))
+            found.append({**known, "service": {"name": name}})
+            continue
         devices = instance_devices(instance, facts)
         found.append(
             {
-                **instance,
-                "cluster": serves,
-                "endpoint": f"{listen}:{instance['port']}",
+                **known,
                 "devices": devices,
                 "backend": str(instance.get("backend") or _backend_of(devices, facts)),
                 "service": worker_service(instance, facts, build, serves, listen, user, directory),
