@@ -20,6 +20,11 @@ options:
     type: list
     elements: dict
     required: true
+  limit:
+    description:
+      - Hosts that the run is limited to. A cluster whose workers are in it and whose primary is not is a problem.
+    type: list
+    elements: str
 """
 
 EXAMPLES = r"""
@@ -38,19 +43,22 @@ _value:
   elements: str
 """
 
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import fleet_problems as core
+from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import limit_problems
 
 
-def fleet_problems(hosts: Any) -> List[str]:
+def fleet_problems(hosts: Any, limit: Optional[Sequence[str]] = None) -> List[str]:
     if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
         raise AnsibleFilterError(
             f"llamafleet.rpc.fleet_problems: the input is a {type(hosts).__name__}, not a list of host variables; "
             "use groups['llama_fleet'] | map('extract', hostvars)"
         )
-    return core(list(hosts))
+    members = list(hosts)
+    problems = core(members)
+    return problems if problems or limit is None else limit_problems(members, list(limit))
 
 
 class FilterModule:

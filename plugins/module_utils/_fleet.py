@@ -113,6 +113,19 @@ def _cluster_problems(clusters: Mapping[str, Mapping[str, List[str]]]) -> List[s
 
 
 
+def limit_problems(hosts: Sequence[Mapping[str, Any]], limit: Sequence[str]) -> List[str]:
+    """Clusters of which ``limit`` holds a worker but not the primary, which has to stop while its workers change."""
+    found: List[str] = []
+    for cluster, members in sorted(topology(hosts).items()):
+        primary, workers = members["primary"], set(members["workers"]) & set(limit)
+        if workers and primary not in limit:
+            found.append(
+                f"cluster {cluster}: {', '.join(sorted(workers)[:5])} cannot change without the primary {primary}, "
+                f"which is outside of the limit; run again with --limit '{','.join([*limit, str(primary)])}'"
+            )
+    return found
+
+
 def topology(hosts: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
     """Cluster -> ``{primary: name or None, workers: [names]}``, for hosts without problems (see fleet_problems)."""
     clusters: Dict[str, Dict[str, Any]] = {}
