@@ -191,7 +191,7 @@ def clients(table: Iterable[Socket], address: str, port: int) -> list[Socket]:
         if to_it and (row.local_address, row.local_port) not in known:
             # The inode and pid of this row are the client's, not the server's: drop them.
             served.append(Socket(row.state, row.remote_address, row.remote_port, row.local_address, row.local_port))
-    return sorted(served, key=lambda row: row.waiting)
+    return sorted(served, key=lambda row: (row.waiting, row.state != ESTABLISHED))
 
 
 def local_ends(table: Iterable[Socket], address: str, port: int) -> list[str]:

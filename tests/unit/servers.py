@@ -1,0 +1,210 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Small servers that behave like workers, like broken ones and like strangers; and a way to call a module in a test."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import socket
+import struct
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody holds, below the range that outgoing connections are given (32768 and up)."""
+    while True:
+        port = random.randint(20000, 32000)
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+@contextlib.contextmanager
+def serve(talk: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server that gives each connection to `talk`, in a thread of its own, and then closes it; yields its port."""
+    stop = threading.Event()
+    connections: list[socket.socket] = []
+
+    def attend(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            talk(connection)
+
+    def accept(listener: socket.socket) -> None:
+        while not stop.is_set():
+            try:
+                connection, _peer = listener.accept()
+            except socket.timeout:
+                continue
+            connections.append(connection)
+            threading.Thread(target=attend, args=(connection,), daemon=True).start()
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.settimeout(0.05)
+        listener.bind(("127.0.0.1", free_port()))
+        listener.listen(8)
+        thread = threading.Thread(target=accept, args=(listener,), daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            stop.set()
+            thread.join()
+            for connection in connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def silent(connection: socket.socket) -> None:
+    """Accepts, reads, and never answers."""
+    while connection.recv(4096):
+        pass
+
+
+def closing(connection: socket.socket) -> None:
+    """Reads what comes first and closes."""
+    connection.recv(4096)
+
+
+def http(connection: socket.socket) -> None:
+    """Answers whatever comes as a web server answers nonsense."""
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+
+def patient_http(connection: socket.socket) -> None:
+    """A web server that waits for the end of the request line, which never comes."""
+    while b"\r\n" not in connection.recv(4096):
+        pass
+
+
+def dripping(connection: socket.socket) -> None:
+    """A byte now and then: each single wait is short, the whole never ends."""
+    connection.recv(4096)
+    for byte in struct.pack("<Q", 28) + bytes(28):
+        connection.sendall(bytes([byte]))
+        time.sleep(0.2)
+
+
+def boasting(connection: socket.socket) -> None:
+    """Claims an answer of 2^62 bytes."""
+    connection.recv(4096)
+    connection.sendall(struct.pack("<Q", 1 << 62) + bytes(64))
+
+
+def worker(
+    version: tuple[int, int, int], devices: Sequence[tuple[int, int]] = (), count: int | None = None
+) -> Callable[[socket.socket], None]:
+    """A worker of protocol 4.x and up, with (free, total) bytes per device; `count` lies about their number."""
+
+    def talk(connection: socket.socket) -> None:
+        while True:
+            command, payload = _request(connection)
+            if command == 14:
+                if len(payload) != 24:
+                    return
+                _answer(connection, bytes([*version, 0]) + bytes(24))
+            elif command == 15:
+                _answer(connection, struct.pack("<I", len(devices) if count is None else count))
+            elif command == 11:
+                _answer(connection, struct.pack("<QQ", *devices[struct.unpack("<I", payload)[0]]))
+            else:
+                return
+
+    return talk
+
+
+def crashing_worker(connection: socket.socket) -> None:
+    """A worker that dies right after a proper HELLO."""
+    _request(connection)
+    _answer(connection, bytes([7, 0, 0, 0]) + bytes(24))
+
+
+def old_worker(version: tuple[int, int, int]) -> Callable[[socket.socket], None]:
+    """A worker of protocol 2.x or 3.x: an empty HELLO, an answer of three bytes; anything else closes."""
+
+    def talk(connection: socket.socket) -> None:
+        command, payload = _request(connection)
+        if command == 14 and not payload:
+            _answer(connection, bytes(version))
+            connection.recv(1)
+
+    return talk
+
+
+def _request(connection: socket.socket) -> tuple[int, bytes]:
+    command, size = struct.unpack("<BQ", _exactly(connection, 9))
+    return command, _exactly(connection, size)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError
+        data += part
+    return data
+
+
+def _answer(connection: socket.socket, payload: bytes) -> None:
+    connection.sendall(struct.pack("<Q", len(payload)) + payload)
+
+
+@contextlib.contextmanager
+def program(argv: Sequence[object], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A real program, ended by its own pid whatever happens in the test."""
+    process = subprocess.Popen(
+        [str(item) for item in argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        **options,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_port(port: int, seconds: float = 10.0) -> None:
+    """Wait until something accepts connections on a port of 127.0.0.1 (a bare connect does not disturb a worker)."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def run_module(main: Callable[[], None], options: dict[str, Any], check_mode: bool = False) -> dict[str, Any]:
+    """What a module prints when it is called with these options; `failed` is always present."""
+    arguments = dict(options, _ansible_check_mode=check_mode, _ansible_diff=True)
+    output = io.StringIO()
+    with patch_module_args(arguments), contextlib.redirect_stdout(output), pytest.raises(SystemExit):
+        main()
+    result: dict[str, Any] = json.loads(output.getvalue())
+    result.setdefault("failed", False)
+    return result
