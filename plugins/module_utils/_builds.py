@@ -14,11 +14,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 OLDEST = 9093  # first sampled build with the 24/28-byte HELLO (protocol 4.0.0) that our wire client speaks
 NEWEST = 11434  # last build whose flags and protocol were read and measured
@@ -398,7 +400,7 @@ class Version(NamedTuple):
 
 
 def parse_version(text: str) -> Version:
-    """Number and commit of ``--version``, new (``version: 0.6.0-dev (build 11434, commit x)``) or old (``8502 (x)``)."""
+    """Number and commit of ``--version``: ``version: 0.6.0-dev (build 11434, commit x)``, or older ``8502 (x)``."""
     match = re.search(r"^version: \S+ \(build (\d+), commit ([^)]*)\)", text, re.MULTILINE) or re.search(
         r"^version: (\d+) \(([^)]*)\)", text, re.MULTILINE
     )
