@@ -3,15 +3,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """CPU and RAM of a Linux host, from the text of /proc and /sys: cores, instruction set, memory and what bounds it.
 
-llama.cpp's CPU device reports free = total = sysinfo(2), whatever cgroups and containers say (read in ggml-cpu of b11434),
-so everything that limits a CPU worker has to be found here.
+llama.cpp's CPU device reports free = total = sysinfo(2), whatever cgroups and containers say (read in ggml-cpu
+of b11434), so everything that limits a CPU worker has to be found here.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import (
     Device,
@@ -31,23 +32,46 @@ class DetectError(FleetError):
     """A host that does not show what every Linux shows."""
 
 
-# --- processor ---------------------------------------------------------------------------------------------------------
+# --- processor ------------------------------------------------------------------------------------------------------
 
 # What each level adds (x86-64 psABI). /proc/cpuinfo says pni for SSE3, abm for LZCNT, and xsave stands for OSXSAVE.
 X86_LEVELS = (
-    ("x86-64-v2", frozenset("cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3".split())),
-    ("x86-64-v3", frozenset("abm avx avx2 bmi1 bmi2 f16c fma movbe xsave".split())),
-    ("x86-64-v4", frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())),
+    ("x86-64-v2", frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"})),
+    ("x86-64-v3", frozenset({"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"})),
+    ("x86-64-v4", frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})),
 )
 ARM_LEVELS = (
-    ("armv8.2-a", frozenset("atomics asimddp fphp asimdhp".split())),
-    ("armv8.6-a", frozenset("i8mm bf16".split())),
-    ("armv9-a", frozenset("sve2".split())),
+    ("armv8.2-a", frozenset({"atomics", "asimddp", "fphp", "asimdhp"})),
+    ("armv8.6-a", frozenset({"i8mm", "bf16"})),
+    ("armv9-a", frozenset({"sve2"})),
 )
 # The flags that ggml's CPU kernels ask for (ggml/src/ggml-cpu of b11434), as /proc/cpuinfo spells them.
 GGML_FEATURES = frozenset(
-    "ssse3 sse4_2 avx avx2 fma f16c bmi2 avx_vnni avx512f avx512vbmi avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16 "
-    "asimd asimddp asimdhp i8mm bf16 sve sve2 sme".split()
+    {
+        "ssse3",
+        "sse4_2",
+        "avx",
+        "avx2",
+        "fma",
+        "f16c",
+        "bmi2",
+        "avx_vnni",
+        "avx512f",
+        "avx512vbmi",
+        "avx512_vnni",
+        "avx512_bf16",
+        "amx_tile",
+        "amx_int8",
+        "amx_bf16",
+        "asimd",
+        "asimddp",
+        "asimdhp",
+        "i8mm",
+        "bf16",
+        "sve",
+        "sve2",
+        "sme",
+    }
 )
 
 
@@ -86,7 +110,10 @@ def parse_cpuinfo(text: str) -> list[dict[str, str]]:
 
 
 def parse_cpu_list(text: str | None) -> frozenset[int]:
-    """'0-3,8' as a set of CPU numbers; empty for anything unreadable. Linux knows at most 8192 CPUs (CONFIG_NR_CPUS)."""
+    """'0-3,8' as a set of CPU numbers; empty for anything unreadable.
+
+    Linux knows at most 8192 CPUs (CONFIG_NR_CPUS).
+    """
     cpus: set[int] = set()
     for part in (text or "").strip().split(","):
         first, dash, last = part.partition("-")
@@ -137,7 +164,9 @@ def detect_cpu(runner: Runner, arch: str) -> Cpu:
         performance_cores=min(_physical_cores(runner, fast, []), full) if fast else None,
         isa=isa_level(arch, flags),
         features=tuple(sorted(flags & GGML_FEATURES)),
-        numa_nodes=max(1, sum(name[:4] == "node" and _is_number(name[4:]) for name in runner.listdir("/sys/devices/system/node"))),
+        numa_nodes=max(
+            1, sum(name[:4] == "node" and _is_number(name[4:]) for name in runner.listdir("/sys/devices/system/node"))
+        ),
     )
 
 
@@ -150,7 +179,7 @@ def _allowed_cpus(runner: Runner) -> frozenset[int]:
 
 
 def _physical_cores(runner: Runner, cpus: frozenset[int], blocks: list[dict[str, str]]) -> int:
-    cores = set()
+    cores: set[tuple[str, str, str]] = set()
     for cpu in cpus:
         where = f"{CPUS}/cpu{cpu}/topology"
         package, core = runner.read(f"{where}/physical_package_id"), runner.read(f"{where}/core_id")
@@ -185,19 +214,19 @@ def _model(runner: Runner, blocks: list[dict[str, str]]) -> str:
     return board.replace("\0", "").strip() or "CPU"
 
 
-# --- cgroups -----------------------------------------------------------------------------------------------------------
+# --- cgroups --------------------------------------------------------------------------------------------------------
 
 
 class Room(NamedTuple):
-    """One level of the cgroup tree that bounds memory: its limit, and what counts as used of it (page cache does not)."""
+    """One level of the cgroup tree that bounds memory: its limit, and what counts as used of it (no page cache)."""
 
     path: str
     limit: int
     used: int
 
 
-# v1 says "no limit" with the greatest multiple of the page size that fits (9223372036854771712 for 4 KiB pages, less for
-# 64 KiB ones); nothing real comes near.
+# v1 says "no limit" with the greatest multiple of the page size that fits (9223372036854771712 for 4 KiB pages, less
+# for 64 KiB ones); nothing real comes near.
 NO_LIMIT = 1 << 62
 
 
@@ -239,7 +268,11 @@ def memory_rooms(runner: Runner) -> list[Room]:
 
 def _reclaimable(stat: str | None, version: int) -> int:
     """Page cache and slab that the kernel gives back at need (LXCFS counts the same); tmpfs is in neither figure."""
-    keys = ("inactive_file", "active_file", "slab_reclaimable") if version == 2 else ("total_inactive_file", "total_active_file")
+    keys = (
+        ("inactive_file", "active_file", "slab_reclaimable")
+        if version == 2
+        else ("total_inactive_file", "total_active_file")
+    )
     total = 0
     for line in (stat or "").splitlines():
         key, _blank, value = line.partition(" ")
@@ -263,7 +296,7 @@ def cpu_quota(runner: Runner) -> float | None:
     return min(quotas, default=None)
 
 
-# --- memory ------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -307,8 +340,9 @@ def arc_reclaimable(text: str | None) -> int:
 def detect_memory(runner: Runner, own: int = 0, physical: int | None = None, lxc: bool = False) -> Memory:
     """RAM that this host can lend.
 
-    `own`: bytes our own services hold, added back. `physical`: what sysinfo(2) says, where known. `lxc`: /proc/meminfo is
-    LXCFS's, and the ZFS cache seen is the outer host's. DetectError when /proc/meminfo has no MemTotal.
+    `own`: bytes our own services hold, added back. `physical`: what sysinfo(2) says, where known. `lxc`:
+    /proc/meminfo is LXCFS's, and the ZFS cache seen is the outer host's. DetectError when /proc/meminfo has no
+    MemTotal.
     """
     info = parse_meminfo(runner.read("/proc/meminfo") or "")
     total = info.get("MemTotal", 0)
@@ -317,7 +351,7 @@ def detect_memory(runner: Runner, own: int = 0, physical: int | None = None, lxc
     warnings = []
     if physical is not None and physical > total + total // 8:
         warnings.append(
-            f"this container shows {mib_text(total)}, but a CPU worker will report {mib_text(physical)}, the outer host's: "
+            f"this container shows {mib_text(total)}, but a CPU worker reports {mib_text(physical)}, the outer host's: "
             "its report is not believed, and a worker that is given more than it has is killed"
         )
     total = min(total, physical or total)
@@ -333,9 +367,13 @@ def detect_memory(runner: Runner, own: int = 0, physical: int | None = None, lxc
     hugepage = info.get("Hugepagesize", 0)
     hugepages = min(info.get("HugePages_Total", 0) * hugepage, total)
     if hugepages * 20 > total:
-        warnings.append(f"{mib_text(hugepages)} are set aside as huge pages, which llama.cpp does not use (vm.nr_hugepages)")
+        warnings.append(
+            f"{mib_text(hugepages)} are set aside as huge pages, which llama.cpp does not use (vm.nr_hugepages)"
+        )
     if limit is not None:
-        warnings.append(f"memory is limited to {mib_text(limit)} of {mib_text(total)} by the control group this login runs in")
+        warnings.append(
+            f"memory is limited to {mib_text(limit)} of {mib_text(total)} by the control group this login runs in"
+        )
     warnings.extend(crowded(capacity, available, own, "RAM"))
     return Memory(
         total=total,
@@ -365,7 +403,10 @@ def cpu_device(cpu: Cpu, memory: Memory, machine_id: str) -> Device:
 
 
 def anonymous_bytes(runner: Runner, pids: Iterable[int]) -> int:
-    """Memory that only the end of these processes gives back (RssAnon). Mapped files are page cache: never used memory."""
+    """Memory that only the end of these processes gives back (RssAnon).
+
+    Mapped files are page cache: never used memory.
+    """
     total = 0
     for pid in pids:
         status: Mapping[str, int] = parse_meminfo(runner.read(f"/proc/{pid}/status") or "")

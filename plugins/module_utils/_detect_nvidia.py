@@ -1,19 +1,20 @@
 # Copyright (c) 2026, llamafleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA devices from the text of nvidia-smi: cards, MIG slices, vGPU guests, and parts that share the RAM (GB10, Tegra).
+"""NVIDIA devices from the text of nvidia-smi: cards, MIG slices, vGPU guests, parts that share the RAM.
 
-Core fields are asked for first and compute_cap in a second call, because drivers up to 470 refuse a whole query over one
-field they do not know. Sizes that nvidia-smi prints without units are MiB.
+Core fields are asked for first and compute_cap in a second call, because drivers up to 470 refuse a whole query over
+one field they do not know. Sizes that nvidia-smi prints without units are MiB.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-import xml.etree.ElementTree as ElementTree
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_cpu import Memory
 from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import (
@@ -36,7 +37,8 @@ PROCESSES = ("gpu_uuid", "pid", "used_memory")
 
 WSL_LIB = "/usr/lib/wsl/lib"
 
-# Parts whose GPU uses the RAM. Their driver says [N/A] for memory, or (N1X) a wrong 8128 MiB: the name decides, not the figure.
+# Parts whose GPU uses the RAM. Their driver says [N/A] for memory, or (N1X) a wrong 8128 MiB: the name decides, not
+# the figure.
 INTEGRATED = re.compile(r"\b(GB10|Thor|Orin|Xavier|N1X|nvgpu|Tegra)\b", re.IGNORECASE)
 # 'GRID A100-10C', 'NVIDIA H100L-1-12C MIG 1g.12gb': the profile of a virtual GPU ends in its size and a series letter.
 VGPU = re.compile(r"^GRID |-\d+[ABCQ]\b")
@@ -70,7 +72,7 @@ REMEDIES = {
 
 
 def parse_rows(text: str, fields: Sequence[str]) -> tuple[list[dict[str, str | None]], list[str]]:
-    """Rows of `--format=csv,noheader,nounits` as {field: text, or None where the driver has no answer}, and complaints."""
+    """Rows of `--format=csv,noheader,nounits` as {field: text, or None for no answer}, and complaints."""
     rows: list[dict[str, str | None]] = []
     complaints = []
     for line in text.splitlines():
@@ -121,7 +123,7 @@ def capability(text: str | None, name: str) -> str | None:
 class Slice(NamedTuple):
     """A MIG slice: number on its card, profile ('3g.40gb') and UUID."""
 
-    index: int
+    number: int
     profile: str
     uuid: str
 
@@ -143,8 +145,8 @@ def parse_gpu_list(text: str) -> dict[str, list[Slice]]:
 def parse_mig_memory(xml: str) -> dict[tuple[str, int], tuple[int | None, int | None]]:
     """`nvidia-smi -q -x`: (card UUID, slice number) -> (total, free) bytes; empty when the text is no XML."""
     try:
-        root = ElementTree.fromstring(xml)
-    except (ElementTree.ParseError, ValueError):
+        root = ET.fromstring(xml)  # noqa: S314 the text is the host's own nvidia-smi's, read on that host
+    except (ET.ParseError, ValueError):
         return {}
     found = {}
     for card in root.iter("gpu"):
@@ -178,7 +180,9 @@ def failure(result: Result) -> str:
     """What a failed nvidia-smi means, with the cure where one is known."""
     if result.rc == TIMED_OUT:
         return "nvidia-smi did not answer in time; a hung driver needs a reboot"
-    said = next((line.strip() for line in (result.stdout + "\n" + result.stderr).splitlines() if line.strip()), "no text")
+    said = next(
+        (line.strip() for line in (result.stdout + "\n" + result.stderr).splitlines() if line.strip()), "no text"
+    )
     cure = REMEDIES.get(result.rc)
     return f"nvidia-smi failed with status {result.rc} ({said[:200]})" + (f": {cure}" if cure else "")
 
@@ -230,7 +234,7 @@ def detect_nvidia(
 ) -> Finding:
     """All NVIDIA devices of this host, named as llama.cpp names them under CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-    `memory` is the host's RAM (parts that share it take their size from there), `traits` those of the host ('wsl', 'tegra'),
+    `memory` is the host's RAM (parts that share it take their size from there), `traits` the host's ('wsl', 'tegra'),
     `own_pids` the processes of our own services, whose memory counts as free.
     """
     traits = tuple(traits)
@@ -265,7 +269,9 @@ def detect_nvidia(
     if any(slices.values()):
         mig_memory = parse_mig_memory(runner.run([smi, "-q", "-x"], timeout).stdout)
     caps = capability_job.result()
-    capabilities = {row["uuid"]: row["compute_cap"] for row in parse_rows(caps.stdout, CAPABILITY)[0]} if caps.rc == 0 else {}
+    capabilities = (
+        {row["uuid"]: row["compute_cap"] for row in parse_rows(caps.stdout, CAPABILITY)[0]} if caps.rc == 0 else {}
+    )
     own = own_bytes(own_job.result().stdout, own_pids) if own_job else {}
 
     devices: list[Device] = []
@@ -277,7 +283,9 @@ def detect_nvidia(
         else:
             devices.append(_device(row, position, cap, machine_id, memory, traits, own.get(uuid or "", 0)))
     if nvcc_job is None:
-        complaints.append("no CUDA toolkit (nvcc) found: llama.cpp cannot be built for this host's NVIDIA card on the host itself")
+        complaints.append(
+            "no CUDA toolkit (nvcc) found: llama.cpp cannot be built for this host's NVIDIA card on the host itself"
+        )
     release = toolkit(nvcc_job.result().stdout) if nvcc_job else None
     return Finding("cuda", tuple(devices), warnings=tuple(complaints), toolkit=release)
 
@@ -341,7 +349,9 @@ def _device(
             free = max(0, total - used)
         if total is None:
             usable = None
-            warnings = (f"{name}: the driver does not say how much memory it has (card lost, or MIG mode without slices)",)
+            warnings = (
+                f"{name}: the driver does not say how much memory it has (card lost, or MIG mode without slices)",
+            )
         else:
             usable = usable_bytes(total, reserve_bytes(kind, total), free, own)
             warnings = crowded(total, free, own, name)
@@ -373,10 +383,14 @@ def _mig_device(
     machine_id: str,
     traits: Sequence[str],
 ) -> Device:
-    """A slice. A CUDA process sees one slice only, so each is CUDA0 of a worker of its own, chosen by its UUID (B3-07)."""
+    """A slice.
+
+    A CUDA process sees one slice only, so each is CUDA0 of a worker of its own, chosen by its UUID (B3-07).
+    """
     slot = bus_id(row["pci.bus_id"])
-    total, free = sizes.get((row["uuid"] or "", part.index), (None, None))
-    source, warnings = "nvidia-smi -q -x", ()
+    total, free = sizes.get((row["uuid"] or "", part.number), (None, None))
+    source = "nvidia-smi -q -x"
+    warnings: tuple[str, ...] = ()
     spare = 0
     if total is None:
         total, source = profile_bytes(part.profile), "nvidia-smi -L"

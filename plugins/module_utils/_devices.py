@@ -10,17 +10,18 @@ min(total, limits) - reserve - what others hold; what our own services hold is a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Any, Mapping, NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 
 MIB = 1 << 20
 GIB = 1 << 30
 
-# dedicated: a card's own memory. carveout: RAM cut out by the firmware for an integrated GPU. unified: GPU and CPU share
-# all RAM (Apple, GB10, Tegra). shared_system: an integrated GPU that borrows RAM. system_ram: the CPU's.
+# dedicated: a card's own memory. carveout: RAM cut out by the firmware for an integrated GPU. unified: GPU and CPU
+# share all RAM (Apple, GB10, Tegra). shared_system: an integrated GPU that borrows RAM. system_ram: the CPU's.
 KINDS = ("dedicated", "unified", "carveout", "shared_system", "system_ram")
 BACKENDS = ("cpu", "cuda", "rocm", "metal", "vulkan", "sycl")
 
@@ -71,7 +72,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one vendor's room found on a host: its devices, or why there are none (`note`), and what a person should know."""
+    """What one vendor's room found on a host: its devices, or why there are none (`note`), and warnings."""
 
     backend: str
     devices: tuple[Device, ...] = ()
@@ -94,12 +95,12 @@ class Reserve(NamedTuple):
     why: str
 
 
-# None of these comes from a data sheet. RAM on Linux: a bare Debian with sshd, Python and journald needs under 300 MiB and
-# Ansible's module about 60 MiB more, so 512 MiB lets a run reach a host that lends all it has; 5 % keeps page tables, slab and
-# the page cache of a bigger machine alive; above 80 GiB more idle memory helps nobody. macOS: its window server, indexer and
-# compressor want 2 GiB and 16 GB Macs freeze when wired memory comes near the limit (exo PR 1672); people who raise the
-# limit keep 4 to 8 GiB. A card: its driver context and cuBLAS work space, 0.3 to 0.5 GiB by common reports, not measured here.
-# The quarter keeps small machines usable: a 1 GiB board lends 768 MiB.
+# None of these comes from a data sheet. RAM on Linux: a bare Debian with sshd, Python and journald needs under 300
+# MiB and Ansible's module about 60 MiB more, so 512 MiB lets a run reach a host that lends all it has; 5 % keeps page
+# tables, slab and the page cache of a bigger machine alive; above 80 GiB more idle memory helps nobody. macOS: its
+# window server, indexer and compressor want 2 GiB and 16 GB Macs freeze when wired memory comes near the limit (exo
+# PR 1672); people who raise the limit keep 4 to 8 GiB. A card: its driver context and cuBLAS work space, 0.3 to 0.5
+# GiB by common reports, not measured here. The quarter keeps small machines usable: a 1 GiB board lends 768 MiB.
 RESERVES = {
     "ram": Reserve(512 * MIB, 5, 4 * GIB, "Linux: the system, sshd and a run of Ansible"),
     "ram_darwin": Reserve(2 * GIB, 10, 8 * GIB, "macOS: window server, indexer, compressor"),
@@ -139,7 +140,8 @@ def reserve_table() -> str:
 def usable_bytes(capacity: int, reserve: int, free: int | None = None, own: int = 0) -> int:
     """What may be lent of `capacity` (total, or a limit below it).
 
-    `free` is what nobody holds (None: unknown, then others are taken to hold nothing); `own` what our own services hold.
+    `free` is what nobody holds (None: unknown, then others are taken to hold nothing); `own` what our own services
+    hold.
     """
     room = capacity if free is None else min(capacity, max(0, free) + max(0, own))
     return max(0, room - reserve)
@@ -186,7 +188,8 @@ _SIZE_HELP = "write bytes (214748364), a size ('200MiB', '4G', '24GB') or a shar
 def parse_size(value: object, whole: int | None = None, what: str = "memory_limit") -> int:
     """Bytes of an operator's size: an integer, '200MiB', '4G', '1.5GiB', '24GB', '80%' of `whole`.
 
-    Never above `whole` when that is known. DeviceError for anything else, and for less than 1 MiB, which is a lost unit.
+    Never above `whole` when that is known. DeviceError for anything else, and for less than 1 MiB, which is a lost
+    unit.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise DeviceError(f"{what}: {value!r} is no size; {_SIZE_HELP}")
@@ -246,7 +249,12 @@ def parse_list_devices(text: str) -> list[Listed]:
         if match:
             total = int(match.group(3)) * MIB or None
             found.append(
-                Listed(match.group(1), match.group(2), total, clamp_free(total, int(match.group(4)) * MIB) if total else None)
+                Listed(
+                    match.group(1),
+                    match.group(2),
+                    total,
+                    clamp_free(total, int(match.group(4)) * MIB) if total else None,
+                )
             )
     return found
 

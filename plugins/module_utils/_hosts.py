@@ -14,9 +14,10 @@ import pwd
 import re
 import socket
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_cpu import (
     anonymous_bytes,
@@ -167,7 +168,7 @@ def choose(findings: Sequence[Finding], backend: str, hostname: str) -> Finding:
 
 
 def candidates(runner: Runner, findings: Sequence[Finding], chosen: Finding) -> tuple[dict[str, Any], ...]:
-    """Every backend that was looked for, with its devices or the reason there are none; and cards nobody looks after yet."""
+    """Every backend that was looked for, with its devices or why there are none; and cards not looked after yet."""
     found = [
         {
             "backend": finding.backend,
@@ -179,13 +180,15 @@ def candidates(runner: Runner, findings: Sequence[Finding], chosen: Finding) -> 
     ]
     for backend, maker, vendor in (("rocm", "AMD", "0x1002"), ("sycl", "Intel", "0x8086")):
         for slot in pci_cards(runner, vendor):
-            note = f"{maker} graphics at {slot}: not detected yet; to use it, declare it in llama_worker_devices_declared"
+            note = (
+                f"{maker} graphics at {slot}: not detected yet; to use it, declare it in llama_worker_devices_declared"
+            )
             found.append({"backend": backend, "devices": [], "chosen": False, "note": note})
     return tuple(found)
 
 
 def class_id(identity: Identity, chosen: Finding, isa: str) -> str:
-    """Hosts with equal class ids may share binaries: system, arch, libc, backend with toolkit major, GPU archs, CPU level."""
+    """Hosts of one class may share binaries: system, arch, libc, backend with toolkit major, GPU archs, CPU level."""
     parts = [identity.system, identity.arch, identity.libc]
     major = (chosen.toolkit or "").partition(".")[0]
     parts.append(chosen.backend + major)
@@ -196,7 +199,7 @@ def class_id(identity: Identity, chosen: Finding, isa: str) -> str:
 
 
 def machine_identity(runner: Runner, identity: Identity) -> tuple[str, list[str]]:
-    """machine-id of the host; containers without one get a digest of host name and hardware addresses, with a warning."""
+    """machine-id of the host; without one a digest of host name and hardware addresses, with a warning."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         text = _line(runner, path)
         if text and re.match(r"[0-9a-f]{32}\Z", text):
@@ -204,8 +207,8 @@ def machine_identity(runner: Runner, identity: Identity) -> tuple[str, list[str]
     cards = [_line(runner, f"/sys/class/net/{name}/address") or "" for name in runner.listdir("/sys/class/net")]
     digest = hashlib.sha256("\n".join([identity.hostname, *sorted(cards)]).encode()).hexdigest()[:32]
     return digest, [
-        "no /etc/machine-id: identity is made of host name and network addresses; two containers of one machine then look "
-        "like two machines (systemd-machine-id-setup makes a lasting one)"
+        "no /etc/machine-id: identity is made of host name and network addresses; two containers of one machine then "
+        "look like two machines (systemd-machine-id-setup makes a lasting one)"
     ]
 
 
@@ -246,9 +249,8 @@ def own_processes(runner: Runner, own: Own) -> tuple[int, ...]:
     for name in runner.listdir("/proc"):
         if not name.isdigit():
             continue
-        if prefixes and (runner.readlink(f"/proc/{name}/exe") or "").startswith(prefixes):
-            pids.add(int(name))
-        elif units and units & set(re.split(r"[/\n]", runner.read(f"/proc/{name}/cgroup") or "")):
+        below = prefixes and (runner.readlink(f"/proc/{name}/exe") or "").startswith(prefixes)
+        if below or (units and units & set(re.split(r"[/\n]", runner.read(f"/proc/{name}/cgroup") or ""))):
             pids.add(int(name))
     return tuple(sorted(pids))
 

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
-from typing import NamedTuple, Protocol, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 NOT_FOUND = 127
 TIMED_OUT = 124
@@ -80,10 +82,8 @@ class SystemRunner:
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it ended between the time-out and the kill
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it ended between the time-out and the kill
             out, err = _drain(process)
             return Result(TIMED_OUT, _text(out), _text(err) + f"\n{argv[0]}: timed out after {timeout:g} s")
         return Result(process.returncode, _text(out), _text(err))
@@ -123,7 +123,10 @@ class SystemRunner:
 
 
 def _drain(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What a killed command had written. A grandchild that left the group may hold the pipe open: wait a second only."""
+    """What a killed command had written.
+
+    A grandchild that left the group may hold the pipe open: wait a second only.
+    """
     try:
         return process.communicate(timeout=1.0)
     except subprocess.TimeoutExpired as error:

@@ -13,8 +13,9 @@ version_added: 0.1.0
 author: llamafleet contributors (@llamafleet)
 description:
   - Finds out what a host can lend to a llama.cpp fleet and what llama.cpp has to be built with on it.
-  - Memory is counted in bytes. RV(ansible_facts.llamafleet.devices[].usable) is a capacity, not a reading; it is the least of
-    the total and the limits, less a reserve for the system, less what others hold. Page cache is not held by anybody.
+  - Memory is counted in bytes. RV(ansible_facts.llamafleet.devices[].usable) is a capacity, not a reading; it is
+    the least of the total and the limits, less a reserve for the system, less what others hold. Page cache is not
+    held by anybody.
   - Needs neither root nor any Python library on the host. Linux only; NVIDIA cards are found through C(nvidia-smi).
     Machines that it does not understand can be described by hand in C(llama_worker_devices_declared).
 extends_documentation_fragment:
@@ -25,7 +26,8 @@ extends_documentation_fragment:
 options:
   backend:
     description:
-      - The llama.cpp backend to build for. V(auto) takes the first that has a device with memory, and the processor last.
+      - The llama.cpp backend to build for. V(auto) takes the first that has a device with memory, and the processor
+        last.
       - Naming a backend the host has no device for is an error.
     type: str
     choices: [auto, cpu, cuda, rocm, metal, vulkan, sycl]
@@ -36,8 +38,8 @@ options:
     default: 30
   own_prefixes:
     description:
-      - Directories of our own programs. A process whose program lies below one of them is our own service, and the memory it
-        holds counts as free. Seen for processes of the same account, or for all when run as root.
+      - Directories of our own programs. A process whose program lies below one of them is our own service, and the
+        memory it holds counts as free. Seen for processes of the same account, or for all when run as root.
     type: list
     elements: path
     default: []
@@ -120,8 +122,8 @@ ansible_facts:
           returned: success
         cpu:
           description:
-            - The processor, with keys C(model), C(physical_cores), C(logical_cores), C(performance_cores) (null when all cores
-              are alike), C(isa), C(features) and C(numa_nodes) (their number).
+            - The processor, with keys C(model), C(physical_cores), C(logical_cores), C(performance_cores) (null
+              when all cores are alike), C(isa), C(features) and C(numa_nodes) (their number).
             - Cores are those that affinity and CPU quota leave.
           type: dict
           returned: success
@@ -236,7 +238,6 @@ ansible_facts:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._hosts import Own, collect, identify
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner

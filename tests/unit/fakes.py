@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import NOT_FOUND, Result
 
@@ -45,7 +45,9 @@ class FakeRunner:
 
     def listdir(self, path: str) -> list[str]:
         head = path.rstrip("/") + "/"
-        return sorted({known[len(head) :].split("/")[0] for known in [*self.files, *self.links] if known.startswith(head)})
+        return sorted(
+            {known[len(head) :].split("/")[0] for known in [*self.files, *self.links] if known.startswith(head)}
+        )
 
     def readlink(self, path: str) -> str | None:
         return self.links.get(path)
