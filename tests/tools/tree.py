@@ -24,9 +24,8 @@ CACHE = ROOT / ".cache"
 COPY = CACHE / "ansible-test" / "ansible_collections" / "llamafleet" / "rpc"
 # Left out of the copy: the link into the checkout, which only the checkout needs.
 LINK = ".collections"
-# The oldest Python of a managed host, here and in tests/config.yml.
-OLDEST_PYTHON = "3.9"
-# The Pythons of managed hosts that this ansible-test knows, oldest first; 2.19 still knows one that we do not support.
+# The Pythons of managed hosts that this ansible-test knows, oldest first. 3.8, which 2.19 still knows, is left out
+# here and in tests/config.yml.
 TARGET_PYTHONS = tuple(
     version for version in (*REMOTE_ONLY_PYTHON_VERSIONS, *CONTROLLER_PYTHON_VERSIONS) if version != "3.8"
 )
@@ -48,13 +47,14 @@ def own_files(root: Path = ROOT) -> list[str]:
 def refresh_copy() -> Path:
     """Bring the copy for ansible-test up to date and return its directory.
 
-    ``tests/output`` stays: there ansible-test keeps what makes its second run quick.
+    It is a repository of its own, for ansible-test asks the nearest one above which files count, and the
+    checkout's ignores ``.cache``. ``tests/output`` stays: there lies what makes a second run quick.
     """
     names = own_files()
     wanted = set(names)
-    output = COPY / "tests" / "output"
+    kept = {COPY / ".git", COPY / "tests" / "output"}
     for path in sorted(COPY.rglob("*"), reverse=True):
-        if path == output or output in path.parents:
+        if path in kept or not kept.isdisjoint(path.parents):
             continue
         if path.is_dir() and not path.is_symlink():
             if not any(path.iterdir()):
@@ -65,6 +65,7 @@ def refresh_copy() -> Path:
         target = COPY / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    subprocess.run(["git", "init", "--quiet"], cwd=COPY, check=True)
     return COPY
 
 
