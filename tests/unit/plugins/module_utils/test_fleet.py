@@ -1,0 +1,97 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A wrong inventory is refused before any host is touched, with where and what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import (
+    fleet_problems,
+    limit_problems,
+    topology,
+    worker_identities,
+)
+
+
+def primary(name: str = "p", **more: Any) -> dict[str, Any]:
+    return {"inventory_hostname": name, "group_names": ["llama_fleet", "llama_primary"], **more}
+
+
+def worker(name: str, **more: Any) -> dict[str, Any]:
+    return {"inventory_hostname": name, "group_names": ["llama_fleet", "llama_workers"], **more}
+
+
+GOOD = [
+    primary(),
+    worker("a", llama_worker_address="10.0.0.2"),
+    worker("b", llama_worker_address="10.0.0.3", llama_worker_instances=[{"name": "x", "port": 1}, {"name": "y", "port": 2}]),
+]
+
+
+def test_a_good_fleet_has_no_problems() -> None:
+    assert fleet_problems(GOOD) == []
+    assert topology(GOOD) == {"default": {"primary": "p", "workers": ["a", "b"]}}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ([], "are empty"),
+        ([worker("a")], "but no primary"),
+        ([primary("p"), primary("q"), worker("a")], "2 primaries \\(p, q\\)"),
+        ([{**primary("p"), "group_names": ["llama_primary", "llama_workers"]}], "p is primary and worker"),
+        ([primary(), worker("a", llama_worker_address="gpu.lan")], "'gpu.lan' is no IPv4 address"),
+        ([primary(), worker("a", llama_worker_address="fd00::2")], "'fd00::2' is no IPv4 address"),
+        ([primary(), worker("a", llama_worker_address="localhost")], "'localhost' is no IPv4 address"),
+        ([primary(), worker("a", llama_worker_address="0.0.0.0")], "every interface"),
+        ([primary(), worker("a", llama_worker_instances=[{"name": "x", "port": 70000}])], "port 70000 is not a number from 1"),
+        ([primary(), worker("a", llama_worker_instances=[{"name": "x", "port": 0}])], "port 0"),
+        ([primary(), worker("a", llama_worker_instances=[{"name": "x", "port": True}])], "port True"),
+        ([primary(), worker("a", llama_worker_instances=[])], None),
+        ([primary(), worker("a", llama_worker_instances="x")], "must be a list"),
+        ([primary(), worker("a", llama_worker_instances=[{"nam": "x"}])], "unknown keys nam"),
+        ([primary(), worker("a", llama_worker_instances=[{"port": 5}, {"port": 6}])], "'default' is taken"),
+        ([primary(), worker("a", llama_worker_instances=[{"name": "x", "port": 5}, {"name": "y", "port": 5}])], "port 5 is taken"),
+        ([primary(), worker("a", llama_worker_address="10.0.0.2"), worker("b", llama_worker_address="10.0.0.2")], "10.0.0.2:50052 is given twice"),
+        ([primary(), worker("a"), worker("b")], "127.0.0.1:50052 is given twice, by a"),
+        ([primary(), worker("a", llama_worker_instances=[{"devices": ["CUDA 0"]}])], "'CUDA 0' is no llama.cpp device"),
+        ([primary(llama_fleet_build="b11434"), worker("a", llama_fleet_build="b11430")], "llama_fleet_build differs"),
+        ([primary(llama_fleet_cluster="A B")], "'A B' must be"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(hosts: list[dict[str, Any]], message: str | None) -> None:
+    """Cases B1-10, B5-13, B2-02 and the list of bad input of the first issue."""
+    problems = fleet_problems(hosts)
+    if message is None:
+        assert problems == []
+        return
+    assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_two_clusters_on_one_machine_may_use_the_same_loopback_port() -> None:
+    hosts = [
+        primary("p", llama_fleet_cluster="one"),
+        worker("a", llama_fleet_cluster="one"),
+        primary("q", llama_fleet_cluster="two"),
+        worker("b", llama_fleet_cluster="two"),
+    ]
+    assert fleet_problems(hosts) == []
+
+
+def test_a_limit_without_the_primary_is_refused_with_the_limit_that_works() -> None:
+    assert limit_problems(GOOD, ["p", "a"]) == []
+    (problem,) = limit_problems(GOOD, ["a"])
+    assert "--limit 'a,p'" in problem
+
+
+def test_identities_are_those_of_the_cluster_alone() -> None:
+    records = [
+        {"cluster": "default", "instances": [{"endpoint": "10.0.0.2:1", "started_at": "b:1"}]},
+        {"cluster": "other", "instances": [{"endpoint": "10.0.0.3:1", "started_at": "b:2"}]},
+        {"cluster": "default", "instances": [{"endpoint": None, "started_at": None}]},
+    ]
+    assert worker_identities(records, "default") == {"10.0.0.2:1": "b:1"}

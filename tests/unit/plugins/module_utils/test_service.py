@@ -1,0 +1,121 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Services under the real supervisor, and systemctl's part against a systemctl that keeps state."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Result, SystemRunner
+from ansible_collections.llamafleet.rpc.plugins.module_utils._service import (
+    Supervisor,
+    Systemd,
+    converge,
+    process_identity,
+)
+from ansible_collections.llamafleet.rpc.plugins.module_utils._units import Service
+
+
+def program(*script: str, name: str = "llama-t") -> Service:
+    return Service(name, "t", ("/bin/sh", "-c", *script))
+
+
+@pytest.fixture(scope="module")
+def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
+    directory = tmp_path_factory.mktemp("s")
+    manager = Supervisor(SystemRunner(), str(directory))
+    yield manager
+    pid = directory / "supervisord.pid"
+    if pid.exists():
+        os.kill(int(pid.read_text()), signal.SIGTERM)
+
+
+def wait_for(condition: object, seconds: float = 10) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.mark.real
+def test_start_second_run_change_restart_stop_remove(supervisor: Supervisor) -> None:
+    service = program("exec sleep 600")
+    dry = converge(supervisor, service, "started", check=True)
+    assert dry.changed and dry.restarted and not os.path.exists(supervisor.path(service.name))
+    first = converge(supervisor, service, "started", check=False)
+    assert first.changed and first.pid and first.restarted
+    second = converge(supervisor, service, "started", check=False)
+    assert not second.changed and second.pid == first.pid
+    changed = converge(supervisor, program("exec sleep 601"), "started", check=False)
+    assert changed.actions == ["write", "restart"] and changed.pid not in (None, first.pid)
+    again = converge(supervisor, program("exec sleep 601"), "restarted", check=False)
+    assert again.changed and again.pid not in (None, changed.pid)
+    stopped = converge(supervisor, service, "stopped", check=False)
+    assert stopped.changed and supervisor.pid(service.name) is None
+    assert not converge(supervisor, service, "stopped", check=False).changed
+    back = converge(supervisor, program("exec sleep 601"), "started", check=False)
+    assert back.actions == ["start"] and back.pid
+    main_pid = int(Path(os.path.dirname(supervisor.path("x")), "..", "supervisord.pid").read_text())
+    assert converge(supervisor, service, "absent", check=False).changed
+    assert not os.path.exists(f"/proc/{back.pid}") and not os.path.exists(supervisor.path(service.name))
+    assert not os.path.exists(f"/proc/{main_pid}"), "the last service takes the supervisor with it"
+    assert not converge(supervisor, service, "absent", check=False).changed
+
+
+@pytest.mark.real
+def test_exit_status_0_is_a_failure_and_sigpipe_is_ignored(supervisor: Supervisor, tmp_path: Path) -> None:
+    """Laws 7 and 8."""
+    count = tmp_path / "count"
+    service = program(f"grep SigIgn /proc/self/status > {tmp_path}/mask; echo x >> {count}; exit 0", name="llama-z")
+    converge(supervisor, service, "started", check=False)
+    wait_for(lambda: count.exists() and len(count.read_text().split()) >= 3)
+    mask = int((tmp_path / "mask").read_text().split()[1], 16)
+    assert mask & (1 << (signal.SIGPIPE - 1)), "a worker must survive a probe that gave up"
+    converge(supervisor, service, "absent", check=False)
+
+
+def test_an_identity_names_one_process_for_good() -> None:
+    runner = SystemRunner()
+    mine = process_identity(runner, os.getpid())
+    assert mine == process_identity(runner, os.getpid()) and mine is not None
+    assert mine != process_identity(runner, 1)
+    assert process_identity(runner, 2**22 + 1) is None
+
+
+class Systemctl(SystemRunner):
+    """systemctl as far as we use it, with the state of one unit."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.running = False
+
+    def run(self, argv: Sequence[str], timeout: float = 30.0) -> Result:
+        verb = next(word for word in argv[1:] if not word.startswith("--"))
+        self.calls.append(verb)
+        if verb == "show":
+            return Result(0, f"{os.getpid() if self.running else 0}\n", "")
+        if verb in ("start", "stop"):
+            self.running = verb == "start"
+        return Result(0, "", "")
+
+
+def test_systemd_loads_before_it_starts_and_clears_an_old_start_limit(tmp_path: Path) -> None:
+    """Case B4-19: a unit that once hit its start limit starts again."""
+    systemctl = Systemctl()
+    manager = Systemd(systemctl, "user", str(tmp_path))
+    outcome = converge(manager, program("exec sleep 1"), "started", check=False)
+    assert outcome.actions == ["write", "start"]
+    assert systemctl.calls[:4] == ["daemon-reload", "reset-failed", "enable", "start"]
+    systemctl.calls.clear()
+    assert not converge(manager, program("exec sleep 1"), "started", check=False).changed
+    assert systemctl.calls == ["show"]
+    assert converge(manager, program("exec sleep 2"), "started", check=False).actions == ["write", "restart"]
+    assert converge(manager, program("exec sleep 2"), "absent", check=False).changed
+    assert not list((tmp_path / ".config/systemd/user").iterdir())

@@ -1,0 +1,75 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command line of a worker, and the sandbox that its backend needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import WorkerError, worker_instances
+
+BUILD = {"worker_binary": "/opt/llamafleet/builds/b11434-x/bin/ggml-rpc-server"}
+FACTS = {
+    "backend": "cuda",
+    "cpu": {"physical_cores": 6},
+    "devices": [
+        {"name": "CUDA0", "backend": "cuda"},
+        {"name": "CUDA1", "backend": "cuda"},
+        {"name": "CPU", "backend": "cpu"},
+    ],
+}
+
+
+def instances(entries: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
+    values = {"facts": FACTS, "build": BUILD, "cluster": "default", "address": "10.0.0.2", "directory": "/s", **more}
+    return worker_instances(entries, "h", **values)
+
+
+def test_devices_are_always_named_and_there_is_no_m() -> None:
+    """Law 13: a broken driver is an error and not a silent CPU; -m ends a worker of today with status 0."""
+    (one,) = instances([{"name": "default", "port": 50052}])
+    assert one["service"]["argv"] == [BUILD["worker_binary"], "-H", "10.0.0.2", "-p", "50052", "-d", "CUDA0,CUDA1"]
+    assert one["endpoint"] == "10.0.0.2:50052"
+    assert one["service"]["name"] == "llama-rpc-default-default"
+    assert one["service"]["profile"] == "gpu"
+    assert "char-nvidia* rw" in one["service"]["device_allow"]
+
+
+def test_numbering_of_cards_and_the_tunnel_are_fixed_in_the_environment() -> None:
+    """Cases B3-19, B4-07; law 14."""
+    (one,) = instances([{"name": "g", "port": 5, "env": {"X": 1}}])
+    environment = one["service"]["environment"]
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert environment["GGML_RPC_NO_RDMA"] == "1"
+    assert environment["HOME"] == "/s/run" and environment["LLAMA_CACHE"].startswith("/s/run/")
+    assert environment["X"] == "1"
+
+
+def test_a_cpu_worker_uses_the_physical_cores_and_sees_no_device_nodes() -> None:
+    (one,) = instances([{"name": "c", "port": 5, "devices": ["CPU"]}])
+    assert one["service"]["argv"][-4:] == ["-d", "CPU", "-t", "6"]
+    assert one["service"]["profile"] == "cpu"
+
+
+def test_two_backends_in_one_instance_are_refused() -> None:
+    with pytest.raises(WorkerError, match="make one instance for each"):
+        instances([{"name": "m", "port": 5, "devices": ["CUDA0", "CPU"]}])
+
+
+def test_a_backend_without_devices_is_refused() -> None:
+    with pytest.raises(WorkerError, match="no device of backend rocm"):
+        instances([{"name": "m", "port": 5, "backend": "rocm"}])
+
+
+@pytest.mark.parametrize("address", ["localhost", "::1", "0.0.0.0", "10.0.0.2:5", ""])
+def test_addresses_that_end_a_worker_with_status_0_are_refused(address: str) -> None:
+    """Cases B4-15, B4-25, B5-13."""
+    with pytest.raises(WorkerError, match="h: llama_worker_address"):
+        instances([{"name": "c", "port": 5}], address=address)
+
+
+def test_names_alone_need_neither_facts_nor_build() -> None:
+    (one,) = instances([{"name": "c", "port": 5}], facts=None, build=None)
+    assert one["service"] == {"name": "llama-rpc-default-c"}
