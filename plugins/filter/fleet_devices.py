@@ -10,8 +10,7 @@ short_description: The devices of a cluster, in the order in which llama.cpp use
 version_added: 0.1.0
 author: llamafleet contributors (@llamafleet)
 description:
-  - Turns the records of the members of a cluster into the list of devices that P(llamafleet.rpc.plan_split#filter) plans
-    with.
+  - Turns the records of the members of a cluster into the list of devices for P(llamafleet.rpc.plan_split#filter).
   - The CPU of the primary comes first, then the devices of the workers in the order of the records, then the other
     devices of the primary. llama.cpp lists devices in this order.
   - Records are checked. An endpoint that is not IPv4:port, an endpoint in use twice, two primaries, device numbers with

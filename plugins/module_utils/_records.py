@@ -39,13 +39,10 @@ def parse_endpoint(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise RecordError(f"{where}: endpoint is {value!r}, not text; {_ENDPOINT_REMEDY}")
     match = _ENDPOINT.fullmatch(value)
-    if (
-        match
-        and value[:2] != "0."
-        and all(int(part) <= 255 for part in match.groups()[:4])
-        and int(match.group(5)) <= 65535
-    ):
-        return str(value)
+    if match and value[:2] != "0.":  # 0.0.0.0 is a place to listen, not an address
+        *octets, port = (int(part) for part in match.groups())
+        if max(octets) <= 255 and port <= 65535:
+            return str(value)
     raise RecordError(f"{where}: endpoint {value!r} {_endpoint_fault(value)}; {_ENDPOINT_REMEDY}")
 
 
@@ -110,9 +107,9 @@ def fleet_devices(records: object, cluster: str = DEFAULT_CLUSTER) -> list[dict[
     """Plan devices of ``cluster`` out of ``records`` (a list of worker records, or a mapping whose values are those).
 
     Each: ``{host, endpoint, index, n_endpoint_devices, device, pool, usable, pool_usable, bandwidth, rtt_ms,
-    overhead_ms, priority, min_units, max_units}``, sizes in bytes; ``usable`` is the record's budget (its usable where there is
-    none, and never more than that), ``pool_usable`` the largest ``usable`` within the pool. ``link_mbps`` is handed on
-    where a record has it. Order: primary's CPU, RPC devices (as listed, then instance, then index), primary's GPUs.
+    overhead_ms, priority, min_units, max_units}``, sizes in bytes; ``usable`` is the record's budget (its usable
+    where there is none, and never more than that), ``pool_usable`` the largest ``usable`` within the pool.
+    ``link_mbps`` is handed on where a record has it. Order: primary's CPU, RPC devices (as listed, then instance, then index), primary's GPUs.
     """
     if not isinstance(cluster, str) or not cluster:
         raise RecordError(f"cluster is {cluster!r}; it must be the name of a cluster, for example {DEFAULT_CLUSTER}")

@@ -13,7 +13,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._records import Rec
 GIB = 1 << 30
 
 
-def device(name: str = "CUDA0", index: int = 0, **more: Any) -> dict[str, Any]:
+def device(name: str = "CUDA0", index: Any = 0, **more: Any) -> dict[str, Any]:
     return {"index": index, "device": name, "pool": None, "usable": 8 * GIB, "budget": None, **more}
 
 
