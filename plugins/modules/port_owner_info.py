@@ -21,7 +21,6 @@ author:
 extends_documentation_fragment:
   - llamafleet.rpc.attributes
   - llamafleet.rpc.attributes.info_module
-  - llamafleet.rpc.attributes.posix
   - llamafleet.rpc.attributes.actiongroup_all
 options:
   ports:

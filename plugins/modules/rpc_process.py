@@ -19,7 +19,6 @@ author:
 extends_documentation_fragment:
   - llamafleet.rpc.attributes
   - llamafleet.rpc.attributes.state_module
-  - llamafleet.rpc.attributes.posix
   - llamafleet.rpc.attributes.actiongroup_all
 options:
   port:
