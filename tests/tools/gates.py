@@ -151,7 +151,7 @@ def mypy() -> Outcome:
 def docs() -> Outcome:
     return command(
         "docs",
-        *("antsibull-docs", "lint-collection-docs", "--plugin-docs", "--skip-rstcheck"),
+        *("antsibull-docs", "lint-collection-docs", "--plugin-docs"),
         *("--validate-collection-refs", "self", "."),
     )
 
