@@ -70,7 +70,8 @@ class Model:
 
     ``n_layer`` counts all repeating layers, MTP included; ``input_bytes`` stay on the primary; ``output_bytes``
     belong to the output unit (a second copy of the token embedding when ``tied``); ``per_device_bytes`` are copied
-    to every device that holds a repeating layer. ``v_width_max`` is an extra: the widest V row of all layers.
+    to every device that holds a repeating layer. Extras, None when unknown: ``v_width_max`` = the widest V row of all
+    layers, ``stream`` = elements per token that a layer hands to the next.
     """
 
     path: str
@@ -91,6 +92,7 @@ class Model:
     quantization: str | None
     shards: tuple[str, ...]
     v_width_max: int | None = None
+    stream: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: every field, tuples as lists."""
@@ -320,11 +322,12 @@ _NOT_ACCOUNTED: dict[str, str] = {
 }
 
 # llama_ftype of b11434 (include/llama.h), by number; - was removed.
-_FILE_TYPES = """
+_FILE_TYPE_NAMES = """
     F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K IQ2_XXS
     IQ2_XS Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M BF16 - - - TQ1_0 TQ2_0
     MXFP4_MOE NVFP4 Q1_0 Q2_0
-""".split()
+"""
+_FILE_TYPES = _FILE_TYPE_NAMES.split()
 
 _BLOCK = re.compile(r"^blk\.([0-9]{1,4})\.")
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
@@ -445,6 +448,7 @@ def model_from_header(header: Header) -> Model:
         quantization=_quantization(header),
         shards=header.shards,
         v_width_max=max(shape.v_width),
+        stream=shape.n_embd * _streams(keys),
     )
 
 
@@ -653,8 +657,49 @@ def _one_layer(
         borrows_from=borrows,
         mtp=mtp,
         mtp_weights=sum(_padded(tensor.nbytes) for tensor in tensors) if mtp else 0,
+        scratch=_F32 * _scratch(keys, shape, number, tensors, used),
         n_head=shape.head[number],
     )
+
+
+def _streams(keys: _Keys) -> int:
+    """Residual streams side by side: altup of gemma3n (always 4), hyper-connections of deepseek4."""
+    if keys.arch == "gemma3n":
+        return 4
+    return keys.number("hyper_connection.count", 1) if keys.arch == "deepseek4" else 1
+
+
+def _scratch(keys: _Keys, shape: _Shape, number: int, tensors: list[Tensor], used: int) -> int:
+    """Elements per token alive at the peak of a layer: an upper bound, from what the projections write.
+
+    The graph (llama-graph.cpp) peaks either in attention, or in the feed-forward part, where gate, up and their
+    product are alive beside the residual and its norm; experts write their outputs before they are summed.
+    """
+    out = {tensor.name.split(".")[2]: tensor.dims for tensor in tensors if tensor.name.endswith(".weight")}
+
+    def wide(*names: str, axis: int = 1) -> int:
+        return sum(out[name][axis] for name in names if name in out and len(out[name]) > axis)
+
+    stream = shape.n_embd * _streams(keys)
+    peaks = [wide("ffn_gate", "ffn_up") + wide("ffn_down", axis=0) + 2 * stream]
+    if "ffn_down_exps" in out:
+        experts = wide("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps") + wide("ffn_down_exps", axis=0)
+        shared = wide("ffn_gate_shexp", "ffn_up_shexp") + wide("ffn_down_shexp", axis=0)
+        peaks.append(used * (experts + wide("ffn_down_exps")) + shared + 3 * stream)
+    projected = wide("attn_q", "attn_k", "attn_v", "attn_qkv")
+    if "attn_k_b" in out and len(out["attn_k_b"]) == 3:
+        _nope, latent, heads = out["attn_k_b"]
+        key = latent + keys.number("rope.dimension_count", 0)
+        query = wide("attn_q_b") or wide("attn_q")
+        value = wide("attn_v_b") * heads
+        peaks.append(query + 2 * heads * (latent + key) + value + 3 * key + 3 * stream)
+    else:
+        peaks.append(2 * projected + wide("attn_output", axis=0) + 3 * stream)
+    if "ssm_in" in out:
+        conv = wide("ssm_conv1d")
+        inner = wide("ssm_out", axis=0)
+        peaks.append(2 * wide("ssm_in") + 4 * conv + 9 * inner + 3 * stream)
+    return max(peaks)
 
 
 def _active(tensor: Tensor, used: int) -> int:

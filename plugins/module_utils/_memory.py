@@ -1,0 +1,266 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a device needs besides weights: caches and state to the byte, compute buffers as an upper bound.
+
+Rules of llama.cpp b11434, checked against sizes measured on that build over CPU workers. MiB appear nowhere:
+all sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Cache, Model
+
+# Block (elements, bytes) of the types that -ctk and -ctv accept (common/arg.cpp, kv_cache_types).
+CACHE_TYPES: dict[str, tuple[int, int]] = {
+    "f32": (1, 4),
+    "f16": (1, 2),
+    "bf16": (1, 2),
+    "q8_0": (32, 34),
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "iq4_nl": (32, 18),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
+}
+_FLASH = ("auto", "on", "off")
+_PAD = 256  # cells; llama-context.cpp pads n_ctx, llama-kv-cache-iswa.cpp the window
+_MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+_F32 = 4
+_SMALL = 1 << 20  # positions, output ids, row indices and padding: measured 0.02 to 0.6 MiB
+COPIES = 4  # GGML_SCHED_MAX_COPIES, the input copies of pipelining
+
+
+class MemoryParamsError(FleetError):
+    """A context parameter is impossible; the message names it, its value and what to set instead."""
+
+
+@dataclass(frozen=True)
+class ContextParams:
+    """The parameters of llama-server that decide memory; checked on construction.
+
+    ``n_ctx`` in tokens for all slots together, ``n_parallel`` slots, ``type_k``/``type_v`` cache types,
+    ``flash_attn`` auto, on or off (auto counts as on, which b11434 chose in every measured case).
+    """
+
+    n_ctx: int
+    n_parallel: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    flash_attn: str = "auto"
+    kv_unified: bool = True
+    swa_full: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("n_ctx", "n_parallel", "n_batch", "n_ubatch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise MemoryParamsError(f"{name} is {value!r}, expected a whole number of at least 1")
+        if self.n_parallel > _MAX_SEQUENCES:
+            raise MemoryParamsError(f"n_parallel is {self.n_parallel}, llama.cpp allows at most {_MAX_SEQUENCES} slots")
+        if not self.kv_unified and self.n_ctx < self.n_parallel:
+            raise MemoryParamsError(
+                f"n_ctx is {self.n_ctx} for {self.n_parallel} separate slots, which leaves none of them a cell;"
+                " raise n_ctx, lower n_parallel or set kv_unified"
+            )
+        for name in ("type_k", "type_v"):
+            value = getattr(self, name)
+            if value not in CACHE_TYPES:
+                raise MemoryParamsError(f"{name} is {value!r}, expected one of {', '.join(CACHE_TYPES)}")
+        for name in ("kv_unified", "swa_full"):
+            if not isinstance(getattr(self, name), bool):
+                raise MemoryParamsError(f"{name} is {getattr(self, name)!r}, expected true or false")
+        if self.flash_attn not in _FLASH:
+            raise MemoryParamsError(f"flash_attn is {self.flash_attn!r}, expected one of {', '.join(_FLASH)}")
+        if self.flash_attn == "off" and CACHE_TYPES[self.type_v][0] > 1:
+            raise MemoryParamsError(
+                f"type_v is {self.type_v!r} with flash_attn off: a quantised V cache requires flash attention;"
+                " set flash_attn to auto, or type_v to f16"
+            )
+
+    @property
+    def padded_ctx(self) -> int:
+        """Cells of one stream: n_ctx, or what is left of it for one slot, padded to 256."""
+        padded = _pad(self.n_ctx)
+        return padded if self.kv_unified else _pad(padded // self.n_parallel)
+
+    @property
+    def streams(self) -> int:
+        """Streams of a cache that follows kv_unified."""
+        return 1 if self.kv_unified else self.n_parallel
+
+    @property
+    def micro_batch(self) -> int:
+        """n_ubatch as llama-context.cpp cuts it: at most n_batch and n_ctx."""
+        return min(self.n_ubatch, self.n_batch, self.n_ctx)
+
+
+def _pad(cells: int) -> int:
+    return -(-cells // _PAD) * _PAD
+
+
+def check_cache_types(model: Model, params: ContextParams, fa_all_quants: bool = False) -> None:
+    """Raise MemoryParamsError for cache types that llama.cpp would refuse or crash on.
+
+    Models that cache K only (latent attention, deepseek4) refuse two different types. Elsewhere a quantised type
+    beside a different one needs a GPU build with GGML_CUDA_FA_ALL_QUANTS (``fa_all_quants``).
+    """
+    if params.type_k == params.type_v:
+        return
+    if any(cache.v_width == 0 for layer in model.layers for cache in layer.caches):
+        raise MemoryParamsError(
+            f"type_k is {params.type_k!r} and type_v {params.type_v!r}, but {model.architecture} caches K only and"
+            f" refuses different types; set type_v to {params.type_k!r} as well"
+        )
+    if _quantised(params) and not fa_all_quants:
+        raise MemoryParamsError(
+            f"type_k is {params.type_k!r} and type_v {params.type_v!r}: GPU workers crash on this combination unless"
+            f" llama.cpp was built with GGML_CUDA_FA_ALL_QUANTS; set type_v to {params.type_k!r} as well"
+        )
+
+
+def row_bytes(type_name: str, width: int) -> int:
+    """Bytes of one cached row of ``width`` elements. Raises MemoryParamsError unless whole blocks fit."""
+    if type_name not in CACHE_TYPES:
+        raise MemoryParamsError(f"cache type {type_name!r} is unknown, expected one of {', '.join(CACHE_TYPES)}")
+    block, size = CACHE_TYPES[type_name]
+    if width % block:
+        raise MemoryParamsError(
+            f"a row of {width} elements is no multiple of the {block} of {type_name}; use f16 for this model"
+        )
+    return width // block * size
+
+
+def cache_cells(cache: Cache, params: ContextParams) -> int:
+    """Cells of one stream of ``cache`` (llama-kv-cache-iswa.cpp, llama-kv-cache-dsv4.cpp)."""
+    full = params.padded_ctx
+    if cache.per_sequence and params.kv_unified:
+        full = _pad(params.n_ctx)
+    if cache.ratio > 1:
+        return _pad(max(1, -(-full // cache.ratio)))
+    if cache.window is None or params.swa_full:
+        return full
+    together = params.n_parallel if params.kv_unified and not cache.per_sequence else 1
+    return _pad(min(full, cache.window * together + params.micro_batch))
+
+
+def layer_context_bytes(model: Model, layer_index: int, params: ContextParams) -> int:
+    """Bytes of caches and recurrent state of one layer, exact for b11434.
+
+    Raises MemoryParamsError when ``layer_index`` is out of range or a row does not fit the cache type.
+    """
+    if not 0 <= layer_index < len(model.layers):
+        raise MemoryParamsError(f"layer {layer_index} does not exist, the model has {len(model.layers)} layers")
+    layer = model.layers[layer_index]
+    total = layer.state_per_sequence * params.n_parallel
+    for cache in layer.caches:
+        v_width = cache.v_width
+        if v_width and params.flash_attn == "off":  # the transposed V cache has one width for all layers
+            v_width = max(v_width, _widest_v(model))
+        row = row_bytes(params.type_k, cache.k_width) + row_bytes(params.type_v, v_width)
+        streams = params.n_parallel if cache.per_sequence else params.streams
+        total += cache_cells(cache, params) * streams * row
+    return total
+
+
+def _widest_v(model: Model) -> int:
+    if model.v_width_max is not None:
+        return model.v_width_max
+    return max((cache.v_width for layer in model.layers for cache in layer.caches), default=0)
+
+
+def output_buffer_bytes(model: Model, params: ContextParams) -> int:
+    """Logits that the primary keeps for its slots, in bytes (llama-context.cpp, output_reserve)."""
+    return model.n_vocab * params.n_parallel * _F32
+
+
+def compute_bytes(
+    model: Model,
+    params: ContextParams,
+    *,
+    n_devices_listed: int,
+    is_first: bool,
+    is_last_with_output: bool,
+    pipelining: bool,
+    layers: Iterable[int] | None = None,
+) -> int:
+    """Compute buffer of one device under llama-server, in bytes: an upper bound.
+
+    ``layers`` are the repeating layers it holds (None: any of the model's). ``pipelining`` only counts with more than
+    one listed device. With it every input of a device exists four times and the scheduler keeps outputs of the layer
+    before: 5 activations (n_ubatch x stream x 4 B) beside the layer's own peak, 14 on the first device, measured on
+    b11434 to within 1 % on all 12 models. Masks are the inputs that grow with the context.
+    """
+    held = list(range(len(model.layers)) if layers is None else layers)
+    pipelined = pipelining and n_devices_listed > 1
+    activation = _activation(model, params)
+    resident = (14 if is_first else 5) * activation if pipelined else 2 * activation
+    peak = max((_peak(model, index, params) for index in held if not model.layers[index].mtp), default=0)
+    if is_last_with_output:
+        logits = 2 * model.n_vocab * params.n_parallel * _F32
+        peak = max(peak, 4 * activation + logits)
+    return resident + peak + _masks(model, held, params) * (COPIES if pipelined else 1) + _small(params)
+
+
+def host_compute_bytes(model: Model, params: ContextParams, pipelining: bool, layers: Iterable[int] = ()) -> int:
+    """Compute buffer of the primary itself, in bytes: an upper bound.
+
+    It keeps the inputs of all devices: 10 activations and the masks four times with pipelining, 4 and once without
+    (measured on b11434). ``layers`` are those that its own CPU holds.
+    """
+    activation = _activation(model, params)
+    held = list(layers)
+    everything = _masks(model, range(len(model.layers)), params)
+    inputs = (10 * activation + COPIES * everything) if pipelining else (4 * activation + everything)
+    peak = max((_peak(model, index, params) for index in held), default=0)
+    return inputs + peak + _small(params)
+
+
+def _activation(model: Model, params: ContextParams) -> int:
+    """Bytes of what one layer hands to the next for one micro batch."""
+    return params.micro_batch * (model.stream or model.n_embd) * _F32
+
+
+def _peak(model: Model, index: int, params: ContextParams) -> int:
+    """Bytes alive at the peak of a layer, without inputs."""
+    layer = model.layers[index]
+    scratch = layer.scratch
+    if scratch is None:  # a model without the extras: gate, up and product of a usual width, and its experts
+        scratch = (14 + 4 * model.n_expert_used) * model.n_embd * _F32
+    total = scratch * params.micro_batch + layer.state_per_sequence * params.n_parallel
+    if not layer.caches and layer.borrows_from is None:
+        return total
+    heads = layer.n_head or max(1, model.n_embd // 64)
+    lender = layer if layer.borrows_from is None else model.layers[layer.borrows_from]
+    if params.flash_attn == "off":  # the scores of all heads are written out
+        cells = max((cache_cells(cache, params) for cache in lender.caches), default=0)
+        total += heads * cells * params.micro_batch * _F32
+    if _quantised(params):  # queries, keys and values are rotated before a quantised cache (llama-kv-cache.cpp)
+        total += 2 * _activation(model, params)
+    return total
+
+
+def _quantised(params: ContextParams) -> bool:
+    return any(CACHE_TYPES[name][0] > 1 for name in (params.type_k, params.type_v))
+
+
+def _small(params: ContextParams) -> int:
+    """Bytes of the small inputs; a quantised cache adds the rotation matrices, measured up to 2.3 MiB."""
+    return 4 * _SMALL if _quantised(params) else _SMALL
+
+
+def _masks(model: Model, held: Iterable[int], params: ContextParams) -> int:
+    """Bytes of one copy of the attention masks of these layers: one per kind of cache."""
+    width = 2 if params.flash_attn != "off" else 4
+    kinds = set()
+    for index in held:
+        layer = model.layers[index]
+        lender = layer if layer.borrows_from is None else model.layers[layer.borrows_from]
+        kinds.update((cache.window, cache.ratio, cache_cells(cache, params)) for cache in lender.caches)
+    return sum(cells for _window, _ratio, cells in kinds) * params.micro_batch * width
