@@ -18,7 +18,10 @@ author:
   - llamafleet contributors (@llamafleet)
 extends_documentation_fragment:
   - llamafleet.rpc.attributes
+  - llamafleet.rpc.attributes.actiongroup_all
 attributes:
+  platform:
+    platforms: posix
   check_mode:
     support: full
   diff_mode:

@@ -1,0 +1,113 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What people read: the plan, and promised against measured, as lines of text. Sizes are MiB here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Optional, Sequence
+
+MIB = 1 << 20
+
+
+def mib(size: Optional[int]) -> str:
+    """Bytes as MiB with two digits, the way llama-server prints them; - where unknown."""
+    return "-" if size is None else f"{size / MIB:.2f}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
+    """Columns under their heads: the first to the left, the others, which are numbers, to the right."""
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = []
+    for row in [head, *rows]:
+        cells = [cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths))]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _where(device: Mapping[str, Any]) -> str:
+    name = f"{device['host']} {device['device']}"
+    return f"{name} ({device['rpc_name']}, {device['endpoint']})" if device.get("endpoint") else name
+
+
+def _layers(device: Mapping[str, Any]) -> str:
+    first, last = device.get("first_layer"), device.get("last_layer")
+    span = "" if first is None else f"{first}-{last}"
+    return " + ".join(part for part in (span, "output" if device.get("output") else "") if part) or "none"
+
+
+def _rate(predicted: Mapping[str, Any]) -> List[str]:
+    if not predicted.get("tokens_per_s"):
+        return []
+    return [
+        f"predicted {predicted['tokens_per_s']:.1f} tokens/s ({predicted['ms_per_token']:.1f} ms per token, "
+        f"no less than {predicted['lower_bound_ms']:.1f}), {predicted['round_trips']} round trips "
+        f"and {predicted['wire_bytes_per_token']} bytes on the wire per token"
+    ]
+
+
+def plan_lines(plan: Mapping[str, Any]) -> List[str]:
+    """The plan as text: who holds which layers and what that takes, why others hold none, warnings."""
+    if not plan["feasible"]:
+        return ["no plan: " + str(plan["reason"])]
+    head = ("device", "layers", "units", "weights", "KV", "compute", "total", "usable", "headroom")
+    rows = [
+        (
+            _where(device),
+            _layers(device),
+            str(device["units"]),
+            *(mib(device.get(key)) for key in ("weights", "kv", "compute", "total", "usable", "headroom")),
+        )
+        for device in plan["devices"]
+    ]
+    own = plan.get("primary_host") or {}
+    if own:
+        sizes = [own.get(key) for key in ("weights", "kv", "compute", "total", "usable")]
+        usable, total = own.get("usable"), own.get("total")
+        headroom = usable - total if isinstance(usable, int) and isinstance(total, int) else None
+        rows.append(("primary's own memory", "", "", *(mib(size) for size in sizes), mib(headroom)))
+    lines = [f"objective {plan['objective']}, context {plan['n_ctx']} tokens, sizes in MiB"]
+    lines += table(head, rows)
+    lines += _rate(plan.get("predicted") or {})
+    lines.append(f"--rpc {plan['rpc'] or '(none)'}  -dev {','.join(plan['device_order'])}  --tensor-split {plan['tensor_split']}")
+    lines += [f"left out: {_dropped(entry)}: {entry['why']}" for entry in plan.get("dropped") or []]
+    lines += [f"warning: {entry['text']}" for entry in plan.get("warnings") or []]
+    return lines
+
+
+def _dropped(entry: Mapping[str, Any]) -> str:
+    return f"{entry['device']} of {entry.get('endpoint') or 'the primary'}"
+
+
+def proof_lines(proof: Mapping[str, Any], url: str) -> List[str]:
+    """Promised against measured for each device, the answer, and how to ask for more.
+
+    ``proof`` is the result of primary_proof: ``table`` rows with weights, kv and compute promised and measured.
+    """
+    head = ("device", "layers", "weights", "measured", "KV", "measured", "compute", "measured", "headroom")
+    rows = [
+        (
+            str(row["device"]) + (f" ({row['endpoint']})" if row.get("endpoint") else ""),
+            str(row.get("layers") or ""),
+            *(
+                mib(row.get(f"{kind}_{side}"))
+                for kind in ("weights", "kv", "compute")
+                for side in ("promised", "measured")
+            ),
+            mib(row.get("headroom")),
+        )
+        for row in proof.get("table") or []
+    ]
+    lines = ["promised and measured, MiB"] + table(head, rows)
+    lines += [f"problem: {problem}" for problem in proof.get("problems") or []]
+    answer = proof.get("proof") or {}
+    if answer.get("text") is not None:
+        lines.append(f"answer: {answer.get('prompt', '')}{answer['text']}")
+    if answer.get("tokens_per_s"):
+        lines.append(f"measured {answer['tokens_per_s']:.1f} tokens/s")
+    lines.append(f"API: {url}/v1")
+    lines.append(
+        f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        """-d '{"messages": [{"role": "user", "content": "Hello"}]}'"""
+    )
+    return lines
