@@ -77,6 +77,15 @@ attributes:
     support: full
 """
 
+    # The platform of the base, said on purpose.
+    POSIX = r"""
+options: {}
+attributes:
+  platform:
+    support: full
+    platforms: posix
+"""
+
     # For readers of /proc and /sys.
     LINUX = r"""
 options: {}
