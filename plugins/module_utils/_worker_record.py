@@ -1,0 +1,377 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one host lends to one cluster, as decisions that stay the same from run to run.
+
+Facts are readings and move by a few MiB each time; a plan made of readings would never be the same twice. So the
+capacity of a device is agreed once and kept until it moves by more than 10 % (what our own services hold does not
+count as a move, host_facts adds it back), until it is re-measured on purpose, or until the host booted and has less
+than was agreed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import (
+    Device,
+    backend_of,
+    gpu_pool,
+    mib_text,
+    parse_size,
+    ram_pool,
+    reserve_bytes,
+    usable_bytes,
+)
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._records import (
+    RECORD_SCHEMA,
+    check_device_name,
+    check_number,
+    check_whole,
+    parse_endpoint,
+)
+
+# A figure that moved by no more than this is the one that was agreed.
+TOLERANCE_PERCENT = 10
+
+# Keys of a record that say when and where, not what was decided. rtt_ms is a reading as well, but the plan's speed
+# hangs on it, so the first one is kept like a capacity.
+_IDENTITY = ("machine_id", "boot_id")
+
+
+class WorkerRecordError(FleetError):
+    """A record that cannot be made of what was given."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that a record is made of.
+
+    `facts`: ansible_facts.llamafleet. `probes`: results of rpc_info, found by their endpoint. `identities`: what
+    _service.process_identity gave, in the order of `instances`. `previous`: the record kept so far, if any.
+    """
+
+    host: str
+    cluster: str
+    instances: Sequence[Mapping[str, Any]]
+    facts: Mapping[str, Any] | None = None
+    build: Mapping[str, Any] = field(default_factory=dict)
+    mesh: Mapping[str, Any] = field(default_factory=dict)
+    probes: Sequence[Mapping[str, Any]] = ()
+    identities: Sequence[str | None] = ()
+    previous: Mapping[str, Any] | None = None
+    primary: bool = False
+    remeasure: bool = False
+    collected_at: str | None = None
+
+
+def build_record(inputs: Inputs) -> dict[str, Any]:
+    """The worker record (schema 1, design section 4) of a host; a FleetError says what is wrong.
+
+    Devices carry `idle_free` besides the contract's keys: what the worker itself reported as free when it was first
+    seen idle, None for a CPU, whose report is always its total.
+    """
+    if not inputs.instances:
+        raise WorkerRecordError(
+            f"{inputs.host}: no instances; give at least one, or remove the record with state: absent"
+        )
+    facts = inputs.facts or {}
+    previous = inputs.previous if usable_previous(inputs.previous) else None
+    old = {instance["name"]: instance for instance in (previous or {}).get("instances", [])}
+    same_boot = previous is not None and previous.get("boot_id") == facts.get("boot_id")
+    instances: list[dict[str, Any]] = []
+    for position, given in enumerate(inputs.instances):
+        if not isinstance(given, Mapping):
+            raise WorkerRecordError(
+                f"{inputs.host}: an instance is {given!r}; it must be a mapping with name and devices"
+            )
+        if given.get("cluster", inputs.cluster) != inputs.cluster:
+            continue
+        instance = _instance(inputs, given, old.get(str(given.get("name", "default"))), same_boot)
+        instance["started_at"] = inputs.identities[position] if position < len(inputs.identities) else None
+        for other in instances:
+            if other["name"] == instance["name"]:
+                raise WorkerRecordError(f"{inputs.host}: two instances are called {instance['name']!r}; rename one")
+            if other["endpoint"] == instance["endpoint"]:
+                where = instance["endpoint"] or "the primary's own devices"
+                raise WorkerRecordError(f"{inputs.host}: {other['name']} and {instance['name']} are both {where}")
+        instances.append(instance)
+    mesh = inputs.mesh
+    return {
+        "schema": RECORD_SCHEMA,
+        "host": inputs.host,
+        "machine_id": facts.get("machine_id"),
+        "boot_id": facts.get("boot_id"),
+        "collected_at": inputs.collected_at or facts.get("collected_at"),
+        "cluster": inputs.cluster,
+        "build": inputs.build.get("build"),
+        "manifest_id": inputs.build.get("manifest_id"),
+        "mesh": {"address": mesh.get("address"), "public_key": mesh.get("public_key")},
+        "instances": instances,
+    }
+
+
+def usable_previous(record: object) -> bool:
+    """Whether a kept record has the shape of this release, so that figures may be taken from it."""
+    return (
+        isinstance(record, Mapping)
+        and record.get("schema") == RECORD_SCHEMA
+        and isinstance(record.get("instances"), list)
+        and all(
+            isinstance(instance, Mapping)
+            and isinstance(instance.get("name"), str)
+            and isinstance(instance.get("devices"), list)
+            and all(isinstance(device, Mapping) for device in instance["devices"])
+            for instance in record["instances"]
+        )
+    )
+
+
+def decisions(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What of a record counts as changed when it differs: no times, no process identities, no boot."""
+    if record is None or not usable_previous(record):
+        return None
+    kept = {key: value for key, value in record.items() if key not in (*_IDENTITY, "collected_at")}
+    kept["instances"] = [
+        {key: value for key, value in instance.items() if key not in ("started_at", "rtt_ms")}
+        for instance in record["instances"]
+    ]
+    return kept
+
+
+def same_identity(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two records speak of the same boot and the same processes."""
+    return all(one.get(key) == other.get(key) for key in _IDENTITY) and [
+        (instance.get("name"), instance.get("started_at"), instance.get("rtt_ms")) for instance in one["instances"]
+    ] == [(instance.get("name"), instance.get("started_at"), instance.get("rtt_ms")) for instance in other["instances"]]
+
+
+def agreed(kept: int | None, fresh: int | None, same_boot: bool) -> int | None:
+    """The figure to plan with: the kept one while the fresh one is near; after a boot never more than is there."""
+    if kept is None or fresh is None:
+        return fresh
+    near = abs(fresh - kept) * 100 <= kept * TOLERANCE_PERCENT
+    return kept if near and (same_boot or kept <= fresh) else fresh
+
+
+def _instance(
+    inputs: Inputs, given: Mapping[str, Any], old: Mapping[str, Any] | None, same_boot: bool
+) -> dict[str, Any]:
+    name = str(given.get("name", "default"))
+    where = f"{inputs.host}, instance {name}"
+    endpoint = None if inputs.primary else _endpoint(inputs, given, where)
+    probe = next((probe for probe in inputs.probes if endpoint and probe.get("endpoint") == endpoint), {})
+    found = _chosen_devices(inputs, given, where)
+    offered = probe.get("devices") if probe.get("status") == "ok" else None
+    if offered and len(offered) != len(found):
+        raise WorkerRecordError(
+            f"{where}: the worker offers {len(offered)} devices, but {len(found)} are configured "
+            f"({', '.join(device.name for device, _extra in found)}); restart it with the configured ones"
+        )
+    old_devices = {
+        (device.get("index"), device.get("device"), device.get("pool")): device
+        for device in (old or {}).get("devices", [])
+    }
+    devices = []
+    for index, (device, extra) in enumerate(found):
+        answer = offered[index] if offered else {}
+        kept = None if inputs.remeasure else old_devices.get((index, device.name, device.pool))
+        devices.append(
+            _device(inputs, given, device, extra, index, answer, kept or {}, same_boot, f"{where}, {device.name}")
+        )
+    return {
+        "name": name,
+        "endpoint": endpoint,
+        "started_at": None,
+        "protocol": probe.get("protocol") or inputs.build.get("protocol") or (old or {}).get("protocol"),
+        "devices": devices,
+        "rtt_ms": _first(
+            check_number(given.get("rtt_ms"), f"{where}: rtt_ms"),
+            None if inputs.remeasure else (old or {}).get("rtt_ms"),
+        ),
+        "link_mbps": _first(check_number(given.get("link_mbps"), f"{where}: link_mbps"), _link(inputs.facts, endpoint)),
+    }
+
+
+def _endpoint(inputs: Inputs, given: Mapping[str, Any], where: str) -> str:
+    if given.get("endpoint") is not None:
+        return parse_endpoint(given["endpoint"], where)
+    address, port = given.get("address") or inputs.mesh.get("address"), given.get("port")
+    if address is None or port is None:
+        raise WorkerRecordError(f"{where}: no endpoint; give it an endpoint, or a port and the host a mesh address")
+    return parse_endpoint(f"{address}:{port}", where)
+
+
+def _link(facts: Mapping[str, Any] | None, endpoint: str | None) -> float | None:
+    """Speed of the interface that has the endpoint's address; None for a tunnel, whose speed nobody knows."""
+    address = (endpoint or "").partition(":")[0]
+    links = (facts or {}).get("links") or []
+    return next((link.get("speed_mbps") for link in links if address and link.get("address") == address), None)
+
+
+def _chosen_devices(inputs: Inputs, given: Mapping[str, Any], where: str) -> list[tuple[Device, Mapping[str, Any]]]:
+    """The instance's devices, each with the keys its declaration adds (none for a detected one)."""
+    listed = given.get("devices") or []
+    if not isinstance(listed, Sequence) or isinstance(listed, (str, bytes)):
+        raise WorkerRecordError(f"{where}: devices is {listed!r}; it must be a list such as [CUDA0]")
+    if not listed:
+        backend = given.get("backend") or (inputs.facts or {}).get("backend") or "cpu"
+        listed = [name for name, device in _detected(inputs, given).items() if device.backend == backend]
+        if inputs.primary and "CPU" not in listed:
+            listed = [*listed, "CPU"]
+        if not listed:
+            raise WorkerRecordError(
+                f"{where}: this host has no device of backend {backend}; name its devices or another backend"
+            )
+    chosen: list[tuple[Device, Mapping[str, Any]]] = []
+    for item in listed:
+        if isinstance(item, Mapping):
+            chosen.append((_declared(inputs, item, where), item))
+            continue
+        name = check_device_name(item, where)
+        known = _detected(inputs, given)
+        # llama.cpp compares device names without regard to case (ggml-backend-reg.cpp).
+        device = next((device for key, device in known.items() if key.lower() == name.lower()), None)
+        if device is None:
+            raise WorkerRecordError(
+                f"{where}: device {name} was not detected on this host (it has {', '.join(known) or 'none'}); "
+                "correct its name, or mend the driver and detect again"
+            )
+        chosen.append((device, {}))
+    return chosen
+
+
+def _detected(inputs: Inputs, given: Mapping[str, Any]) -> dict[str, Device]:
+    """The host's devices by the name they have inside this instance.
+
+    CUDA_VISIBLE_DEVICES renumbers: a process with CUDA_VISIBLE_DEVICES=MIG-x sees that slice as CUDA0.
+    """
+    facts = inputs.facts
+    if facts is None:
+        raise WorkerRecordError(
+            f"{inputs.host}: no facts; run host_facts first, or declare the devices of its instances"
+        )
+    names = set(Device.__dataclass_fields__)
+    try:
+        devices = [
+            Device(**{key: value for key, value in entry.items() if key in names}) for entry in facts.get("devices", [])
+        ]
+    except (TypeError, AttributeError) as error:
+        raise WorkerRecordError(
+            f"{inputs.host}: the facts are not those of host_facts ({error}); run it again"
+        ) from error
+    visible = str((given.get("env") or {}).get("CUDA_VISIBLE_DEVICES", "")).strip()
+    if visible:
+        cards = [device for device in devices if device.backend == "cuda"]
+        picked = [
+            next((card for card in cards if word in (card.uuid, card.name[4:] if not _is_slice(card) else None)), None)
+            for word in re.split(r"\s*,\s*", visible)
+        ]
+        by_name = {f"CUDA{position}": card for position, card in enumerate(picked) if card is not None}
+        by_name = {name: _renamed(card, name) for name, card in by_name.items()}
+        return {**by_name, **{device.name: device for device in devices if device.backend != "cuda"}}
+    # Of several MIG slices a process without the variable sees the first.
+    return {device.name: device for device in reversed(devices)} if devices else {}
+
+
+def _is_slice(device: Device) -> bool:
+    return (device.uuid or "").startswith("MIG-")
+
+
+def _renamed(device: Device, name: str) -> Device:
+    return Device(**{**{key: getattr(device, key) for key in Device.__dataclass_fields__}, "name": name})
+
+
+def _declared(inputs: Inputs, item: Mapping[str, Any], where: str) -> Device:
+    """A device that its operator describes: `device` and either `usable`, or `total`, of which the reserve is kept."""
+    name = check_device_name(item.get("device"), where)
+    at = f"{where}, {name}"
+    backend = item.get("backend") or backend_of(name)
+    if backend is None:
+        raise WorkerRecordError(f"{at}: no backend follows from the name; declare it")
+    kind = str(
+        item.get("kind") or ("system_ram" if backend == "cpu" else "unified" if backend == "metal" else "dedicated")
+    )
+    total = parse_size(item["total"], None, f"{at}: total") if item.get("total") is not None else None
+    if item.get("usable") is not None:
+        usable = parse_size(item["usable"], total, f"{at}: usable")
+    elif total is not None:
+        usable = usable_bytes(total, reserve_bytes(kind, total, "Darwin" if backend == "metal" else "Linux"))
+    else:
+        raise WorkerRecordError(f"{at}: declare its memory, as usable or as total ('24GiB')")
+    machine = str((inputs.facts or {}).get("machine_id") or inputs.host)
+    pool = gpu_pool(machine, name) if kind in ("dedicated", "carveout") else ram_pool(machine)
+    return Device(
+        name=name,
+        backend=str(backend),
+        description=str(item.get("description") or "declared"),
+        kind=kind,
+        pool=str(item.get("pool") or pool),
+        total=total,
+        free=None,
+        usable=usable,
+        source="declared",
+    )
+
+
+def _device(
+    inputs: Inputs,
+    given: Mapping[str, Any],
+    device: Device,
+    extra: Mapping[str, Any],
+    index: int,
+    answer: Mapping[str, Any],
+    kept: Mapping[str, Any],
+    same_boot: bool,
+    where: str,
+) -> dict[str, Any]:
+    capacity = check_whole(device.usable, f"{where}: usable", optional=True)
+    idle = None
+    if device.backend != "cpu" and device.source != "declared" and answer:
+        # A card's own report counts what its driver keeps for itself; a CPU's is the whole RAM whatever else runs.
+        reported = check_whole(answer.get("total"), f"{where}: reported total")
+        if not reported:
+            raise WorkerRecordError(
+                f"{where}: the worker reports no memory for it: its driver did not come up; see the log"
+            )
+        capacity = reported if capacity is None else min(capacity, reported)
+        idle = min(check_whole(answer.get("free"), f"{where}: reported free") or 0, reported)
+    usable = agreed(kept.get("usable"), capacity, same_boot)
+    # An idle measurement belongs to the capacity it was made with.
+    kept_idle = kept.get("idle_free") if usable == kept.get("usable") else None
+    idle = agreed(kept_idle, idle, same_boot) if idle is not None else kept_idle
+    limit = given.get("memory_limit")
+    if usable is None:
+        if limit is None:
+            raise WorkerRecordError(f"{where}: how much memory it has is unknown; set memory_limit of the instance")
+        usable = parse_size(limit, None, f"{where}: memory_limit")
+    bounds = [usable] if limit is None else [usable, parse_size(limit, usable, f"{where}: memory_limit")]
+    if idle is not None:
+        bounds.append(idle)
+    budget = min(bounds)
+    if budget <= 0 and not inputs.primary:
+        raise WorkerRecordError(
+            f"{where}: nothing can be lent ({mib_text(usable)} usable); free memory on the host or leave the device out"
+        )
+    entry: dict[str, Any] = {
+        "index": index,
+        "device": device.name,
+        "backend": device.backend,
+        "pool": device.pool,
+        "usable": usable,
+        "idle_free": idle,
+        "budget": budget,
+    }
+    for key in ("bandwidth", "overhead_ms"):
+        entry[key] = check_number(extra.get(key, given.get(key)), f"{where}: {key}", positive=key == "bandwidth")
+    for key, least in (("priority", 0), ("min_units", 0), ("max_units", 0)):
+        entry[key] = check_whole(extra.get(key, given.get(key)), f"{where}: {key}", least, optional=True)
+    return entry
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
