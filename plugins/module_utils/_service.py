@@ -301,11 +301,3 @@ def _wait_for_pid(manager: Manager, name: str) -> Optional[int]:
         time.sleep(0.1)
     return None
 
-
-def process_identity(runner: Runner, pid: int) -> Optional[str]:
-    """Boot id and start tick of a process, which together name it for good (a pid alone is used again); None: gone."""
-    stat = runner.read(f"/proc/{pid}/stat")
-    boot = runner.read("/proc/sys/kernel/random/boot_id")
-    if stat is None or boot is None:
-        return None
-    return f"{boot.strip()}:{stat.rsplit(')', 1)[1].split()[19]}"

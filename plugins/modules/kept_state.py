@@ -19,8 +19,6 @@ extends_documentation_fragment:
   - llamafleet.rpc.attributes
   - llamafleet.rpc.attributes.actiongroup_all
 attributes:
-  platform:
-    platforms: posix
   check_mode:
     support: full
   diff_mode:

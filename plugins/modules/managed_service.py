@@ -20,8 +20,6 @@ extends_documentation_fragment:
   - llamafleet.rpc.attributes
   - llamafleet.rpc.attributes.actiongroup_all
 attributes:
-  platform:
-    platforms: posix
   check_mode:
     support: full
   diff_mode:
@@ -158,8 +156,8 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._service import (
     Supervisor,
     Systemd,
     converge,
-    process_identity,
 )
+from ansible_collections.llamafleet.rpc.plugins.module_utils._sockets import describe_process
 from ansible_collections.llamafleet.rpc.plugins.module_utils._units import Service
 
 
@@ -218,13 +216,14 @@ def main() -> None:
     except FleetError as error:
         module.fail_json(msg=f"service {options['name']}: {error}")
     path = manager.path(options["name"])
+    process = describe_process(runner, outcome.pid) if outcome.pid else None
     module.exit_json(
         changed=outcome.changed,
         actions=outcome.actions,
         restarted=outcome.restarted,
         path=path,
         pid=outcome.pid,
-        started_at=process_identity(runner, outcome.pid) if outcome.pid else None,
+        started_at=process.started_at if process else None,
         diff={"before": outcome.before, "after": outcome.after, "before_header": path, "after_header": path},
     )
 

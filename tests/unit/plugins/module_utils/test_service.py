@@ -17,7 +17,6 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._service import (
     Supervisor,
     Systemd,
     converge,
-    process_identity,
 )
 from ansible_collections.llamafleet.rpc.plugins.module_utils._units import Service
 
@@ -79,14 +78,6 @@ def test_exit_status_0_is_a_failure_and_sigpipe_is_ignored(supervisor: Superviso
     mask = int((tmp_path / "mask").read_text().split()[1], 16)
     assert mask & (1 << (signal.SIGPIPE - 1)), "a worker must survive a probe that gave up"
     converge(supervisor, service, "absent", check=False)
-
-
-def test_an_identity_names_one_process_for_good() -> None:
-    runner = SystemRunner()
-    mine = process_identity(runner, os.getpid())
-    assert mine == process_identity(runner, os.getpid()) and mine is not None
-    assert mine != process_identity(runner, 1)
-    assert process_identity(runner, 2**22 + 1) is None
 
 
 class Systemctl(SystemRunner):
