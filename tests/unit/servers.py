@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import io
 import json
 import random
@@ -197,6 +198,19 @@ def wait_for_port(port: int, seconds: float = 10.0) -> None:
             time.sleep(0.05)
         else:
             return
+
+
+def wait_until_healthy(port: int, seconds: float = 60.0) -> None:
+    """Wait until llama-server on a port of 127.0.0.1 says that it has loaded its model."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        time.sleep(0.1)
+    pytest.fail(f"llama-server on port {port} did not get ready within {seconds:g} s")
 
 
 def run_module(main: Callable[[], None], options: dict[str, Any], check_mode: bool = False) -> dict[str, Any]:
