@@ -84,13 +84,13 @@ def closing(connection: socket.socket) -> None:
     connection.recv(4096)
 
 
-def http(connection: socket.socket) -> None:
+def web(connection: socket.socket) -> None:
     """Answers whatever comes as a web server answers nonsense."""
     connection.recv(4096)
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
 
-def patient_http(connection: socket.socket) -> None:
+def patient_web(connection: socket.socket) -> None:
     """A web server that waits for the end of the request line, which never comes."""
     while b"\r\n" not in connection.recv(4096):
         pass

@@ -81,9 +81,9 @@ def test_a_worker_with_a_three_byte_hello_is_recognised_by_its_version(
     ("talk", "status", "why"),
     [
         (servers.silent, "timeout", "accepts connections but did not answer"),
-        (servers.patient_http, "timeout", "accepts connections but did not answer"),
+        (servers.patient_web, "timeout", "accepts connections but did not answer"),
         (servers.dripping, "timeout", "accepts connections but did not answer"),
-        (servers.http, "not_rpc", "it answers in HTTP"),
+        (servers.web, "not_rpc", "it answers in HTTP"),
         (servers.closing, "not_rpc", "closes the connection"),
         (servers.boasting, "not_rpc", f"a message of {1 << 62} bytes"),
         (servers.worker((7, 0, 0), count=1 << 31), "not_rpc", f"claims {1 << 31} devices"),
@@ -278,7 +278,7 @@ def test_a_worker_that_ends_with_status_0_is_refused_on_the_wire(llama_bin: Path
 @pytest.mark.real
 def test_a_worker_whose_port_is_taken_ends_with_status_0_and_is_not_ok(llama_bin: Path) -> None:
     """B4-15, the variant of a taken port: what answers there is a stranger."""
-    with servers.serve(servers.http) as port:
+    with servers.serve(servers.web) as port:
         with servers.program([llama_bin / "ggml-rpc-server", "-p", port, "-d", "CPU"]) as process:
             assert process.wait(10) == 0
         assert ask(port).status == "not_rpc"
