@@ -30,7 +30,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: For each cluster C(primary), a host name or none, and C(workers), a list of host names.
+  description:
+    - For each cluster C(primary), a host name or none, C(workers), a list of host names, and C(ports), the TCP ports of
+      our services for each host.
   type: dict
 """
 

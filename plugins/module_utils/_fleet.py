@@ -17,6 +17,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import
 
 DEFAULT_CLUSTER = "default"
 DEFAULT_ADDRESS = "127.0.0.1"
+DEFAULT_PRIMARY_PORT = 8080
 PRIMARY_GROUP = "llama_primary"
 WORKER_GROUP = "llama_workers"
 
@@ -127,17 +128,22 @@ def limit_problems(hosts: Sequence[Mapping[str, Any]], limit: Sequence[str]) -> 
 
 
 def topology(hosts: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
-    """Cluster -> ``{primary: name or None, workers: [names]}``, for hosts without problems (see fleet_problems)."""
+    """Cluster -> ``{primary: name or None, workers: [names], ports: {name: [TCP ports]}}``, for hosts without problems."""
     clusters: Dict[str, Dict[str, Any]] = {}
     for host in hosts:
         name, groups = str(host["inventory_hostname"]), set(host.get("group_names") or [])
         own = str(host.get("llama_fleet_cluster") or DEFAULT_CLUSTER)
         if PRIMARY_GROUP in groups:
-            clusters.setdefault(own, {"primary": None, "workers": []})["primary"] = name
+            cluster = clusters.setdefault(own, {"primary": None, "workers": [], "ports": {}})
+            cluster["primary"] = name
+            cluster["ports"].setdefault(name, []).append(int(host.get("llama_primary_port") or DEFAULT_PRIMARY_PORT))
         if WORKER_GROUP in groups:
-            instances = host.get("llama_worker_instances") or DEFAULT_INSTANCES
-            for cluster in dict.fromkeys(str(instance.get("cluster") or own) for instance in instances):
-                clusters.setdefault(cluster, {"primary": None, "workers": []})["workers"].append(name)
+            for instance in checked_instances(host.get("llama_worker_instances") or DEFAULT_INSTANCES, name):
+                serves = str(instance.get("cluster") or own)
+                cluster = clusters.setdefault(serves, {"primary": None, "workers": [], "ports": {}})
+                if name not in cluster["workers"]:
+                    cluster["workers"].append(name)
+                cluster["ports"].setdefault(name, []).append(instance["port"])
     return clusters
 
 

@@ -34,7 +34,8 @@ GOOD = [
 
 def test_a_good_fleet_has_no_problems() -> None:
     assert fleet_problems(GOOD) == []
-    assert topology(GOOD) == {"default": {"primary": "p", "workers": ["a", "b"]}}
+    ports = {"p": [8080], "a": [50052], "b": [1, 2]}
+    assert topology(GOOD) == {"default": {"primary": "p", "workers": ["a", "b"], "ports": ports}}
 
 
 @pytest.mark.parametrize(
