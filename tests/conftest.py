@@ -20,18 +20,19 @@ MODEL_VARIABLE = "LLAMAFLEET_TEST_MODEL"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "real: needs the llama.cpp binaries and the model that `make build` provides")
+    config.addinivalue_line("markers", "pinned: compares with another package, in the release that the tests pin")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect ``real`` tests under ansible-test, which passes on neither options nor the environment.
+    """Deselect what cannot run under ansible-test; the gate ``pytest`` runs it.
 
-    They run in the gate ``pytest``; on the other Pythons the core is what matters.
+    ansible-test passes on neither options nor the environment, and installs for an old Python what still supports it.
     """
     if not config.pluginmanager.has_plugin("ansible_pytest_collections"):
         return
-    real = [item for item in items if item.get_closest_marker("real")]
-    items[:] = [item for item in items if not item.get_closest_marker("real")]
-    config.hook.pytest_deselected(items=real)
+    left_out = [item for item in items if item.get_closest_marker("real") or item.get_closest_marker("pinned")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def _path_from(variable: str, what: str) -> Path:
