@@ -1,0 +1,56 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tables that a person reads say what was promised, what was measured, and what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.llamafleet.rpc.plugins.module_utils._report import plan_lines, proof_lines
+
+MIB = 1 << 20
+PLAN: dict[str, Any] = {
+    "feasible": True,
+    "reason": None,
+    "objective": "latency",
+    "n_ctx": 2048,
+    "devices": [
+        {
+            "host": "a", "device": "CPU", "rpc_name": "RPC0", "endpoint": "127.0.0.1:5", "units": 16, "first_layer": 0,
+            "last_layer": 15, "output": False, "weights": 35463168, "kv": 24 * MIB, "compute": 36 * MIB,
+            "total": 95 * MIB, "usable": 200 * MIB, "headroom": 105 * MIB, "ms": 1.0,
+        },
+    ],
+    "primary_host": {"weights": 1, "kv": 0, "compute": 2, "cache_ram": 0, "total": 3 * MIB, "usable": None},
+    "predicted": {},
+    "rpc": "127.0.0.1:5",
+    "device_order": ["RPC0"],
+    "tensor_split": "31",
+    "dropped": [{"endpoint": "127.0.0.1:6", "device": "CPU", "why": "costs 2 ms per token"}],
+    "warnings": [{"code": "x", "text": "the output layer is remote"}],
+}  # fmt: skip
+
+
+def test_plan_shows_layers_sizes_reasons_and_warnings() -> None:
+    text = "\n".join(plan_lines(PLAN))
+    assert "a CPU (RPC0, 127.0.0.1:5)" in text and "0-15" in text
+    assert "33.82" in text and "24.00" in text and "105.00" in text
+    assert "left out: CPU of 127.0.0.1:6: costs 2 ms per token" in text
+    assert "warning: the output layer is remote" in text
+
+
+def test_an_infeasible_plan_says_why() -> None:
+    assert plan_lines({"feasible": False, "reason": "needs 3, has 2"}) == ["no plan: needs 3, has 2"]
+
+
+def test_proof_shows_both_sides_the_answer_and_the_way_in() -> None:
+    row = {
+        "device": "RPC0", "endpoint": "127.0.0.1:5", "layers": "0-15", "weights_promised": MIB, "weights_measured": MIB,
+        "kv_promised": 2 * MIB, "kv_measured": None, "compute_promised": 3 * MIB, "compute_measured": 2 * MIB,
+        "headroom": MIB,
+    }  # fmt: skip
+    proof = {"table": [row], "problems": ["KV is missing"], "proof": {"text": " Paris.", "tokens_per_s": 40.0}}
+    text = "\n".join(proof_lines(proof, "http://127.0.0.1:8080"))
+    assert "RPC0 (127.0.0.1:5)" in text and "-" in text and "problem: KV is missing" in text
+    assert " Paris." in text and "40.0 tokens/s" in text and "curl http://127.0.0.1:8080/v1/chat/completions" in text
