@@ -114,7 +114,7 @@ _U32 = _SCALARS[4]
 _U64 = _SCALARS[10]
 _I64 = _SCALARS[11]
 
-_SHARD = re.compile(r"^(?P<base>.+)-(?P<index>[0-9]{5})-of-(?P<total>[0-9]{5})\.gguf$", re.DOTALL)
+_SHARD = re.compile(r"(?P<base>.+)-(?P<index>[0-9]{5})-of-(?P<total>[0-9]{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -644,7 +644,7 @@ def shard_names(name: str) -> tuple[str, ...]:
     A name that is not ``<base>-<index>-of-<total>.gguf`` with five digits each is a set of its own
     (llama.cpp b11434, llama_split_path). Raises GgufError for an index of 0 or beyond the total.
     """
-    match = _SHARD.match(name)
+    match = _SHARD.fullmatch(name)
     if not match:
         return (name,)
     index, total = int(match.group("index")), int(match.group("total"))

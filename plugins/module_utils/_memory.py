@@ -258,7 +258,7 @@ def _small(params: ContextParams) -> int:
 def _masks(model: Model, held: Iterable[int], params: ContextParams) -> int:
     """Bytes of one copy of the attention masks of these layers: one per kind of cache."""
     width = 2 if params.flash_attn != "off" else 4
-    kinds = set()
+    kinds: set[tuple[int | None, int, int]] = set()
     for index in held:
         layer = model.layers[index]
         lender = layer if layer.borrows_from is None else model.layers[layer.borrows_from]

@@ -657,7 +657,7 @@ def _one_layer(
         borrows_from=borrows,
         mtp=mtp,
         mtp_weights=sum(_padded(tensor.nbytes) for tensor in tensors) if mtp else 0,
-        scratch=_F32 * _scratch(keys, shape, number, tensors, used),
+        scratch=_F32 * _scratch(keys, shape, tensors, used),
         n_head=shape.head[number],
     )
 
@@ -669,7 +669,7 @@ def _streams(keys: _Keys) -> int:
     return keys.number("hyper_connection.count", 1) if keys.arch == "deepseek4" else 1
 
 
-def _scratch(keys: _Keys, shape: _Shape, number: int, tensors: list[Tensor], used: int) -> int:
+def _scratch(keys: _Keys, shape: _Shape, tensors: list[Tensor], used: int) -> int:
     """Elements per token alive at the peak of a layer: an upper bound, from what the projections write.
 
     The graph (llama-graph.cpp) peaks either in attention, or in the feed-forward part, where gate, up and their

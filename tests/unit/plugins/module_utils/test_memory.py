@@ -1,0 +1,352 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Memory as measured on llama.cpp b11434: weights and caches to the byte, compute never under and little over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible_collections.llamafleet.rpc.plugins.module_utils._memory import (
+    CACHE_TYPES,
+    ContextParams,
+    MemoryParamsError,
+    cache_cells,
+    check_cache_types,
+    compute_bytes,
+    host_compute_bytes,
+    layer_context_bytes,
+    output_buffer_bytes,
+    row_bytes,
+)
+from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Cache, Layer, Model
+from ansible_collections.llamafleet.rpc.tests.unit import measured
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def weights(model: Model, layers: tuple[int, ...], output: bool = False, draft_mtp: bool = False) -> int:
+    held = [model.layers[index] for index in layers]
+    total = sum(layer.mtp_weights if draft_mtp and layer.mtp else layer.weights for layer in held)
+    if any(not layer.mtp for layer in held):
+        total += model.per_device_bytes
+    return total + (model.output_bytes if output else 0)
+
+
+def context(model: Model, layers: tuple[int, ...], params: ContextParams) -> int:
+    return sum(layer_context_bytes(model, index, params) for index in layers)
+
+
+def uniform(layers: int, cache: Cache, extra: tuple[Layer, ...] = ()) -> Model:
+    """A model of equal layers, for figures that people reported."""
+    each = Layer(weights=1, active=1, caches=(cache,))
+    return Model(
+        path="m.gguf",
+        architecture="llama",
+        name=None,
+        n_layer=layers + len(extra),
+        n_embd=4096,
+        n_vocab=32000,
+        n_ctx_train=131072,
+        n_expert=0,
+        n_expert_used=0,
+        file_bytes=1,
+        input_bytes=1,
+        output_bytes=1,
+        per_device_bytes=0,
+        tied=False,
+        layers=(each,) * layers + extra,
+        quantization=None,
+        shards=("m.gguf",),
+    )
+
+
+def total_context(model: Model, params: ContextParams) -> int:
+    return context(model, tuple(range(model.n_layer)), params)
+
+
+@pytest.mark.parametrize("name", measured.NAMES)
+def test_weights_are_those_that_llama_cpp_loaded_to_the_byte(name: str) -> None:
+    model = measured.model(name)
+    checked = 0
+    for run in measured.runs(name):
+        if run.experts_on_host:
+            continue  # experts moved by an override, which the planner never asks for
+        for device in run.devices:
+            assert weights(model, device.layers, device.output, run.draft_mtp) == device.model_bytes, run.name
+            checked += 1
+        if not run.layers_on_host:
+            assert run.host.model_bytes == model.input_bytes, run.name
+    assert checked > 100
+
+
+@pytest.mark.parametrize("name", measured.NAMES)
+def test_caches_and_state_are_those_that_llama_cpp_allocated_to_the_byte(name: str) -> None:
+    model = measured.model(name)
+    for run in measured.runs(name):
+        for device in run.devices:
+            expected = 0 if run.kv_on_host else context(model, device.layers, run.params)
+            assert expected == device.context_bytes, run.name
+        held = tuple(range(model.n_layer)) if run.kv_on_host else run.layers_on_host
+        assert context(model, held, run.params) == run.host.context_bytes, run.name
+
+
+@pytest.mark.parametrize("name", measured.NAMES)
+def test_compute_is_never_under_what_llama_server_took_and_little_over(name: str) -> None:
+    model = measured.model(name)
+    checked = 0
+    for run in measured.runs(name):
+        if run.kind != "server":
+            continue
+        for number, device in enumerate(run.devices):
+            if device.compute_real_bytes is None:
+                continue
+            bounds = [
+                compute_bytes(
+                    model,
+                    run.params,
+                    n_devices_listed=len(run.devices),
+                    is_first=number == 0,
+                    is_last_with_output=device.output,
+                    pipelining=run.pipelining,
+                    layers=layers,
+                )
+                for layers in (None, device.layers)
+            ]
+            assert device.compute_real_bytes <= bounds[1] <= bounds[0], (run.name, number)
+            assert bounds[0] <= device.compute_real_bytes * 1.15 + 64 * MIB, (run.name, number)
+            checked += 1
+        taken = run.host.compute_real_bytes or run.host.compute_bytes
+        bound = host_compute_bytes(model, run.params, run.pipelining)
+        assert taken <= bound <= taken * 1.15 + 64 * MIB, run.name
+    assert checked >= 6
+
+
+@pytest.mark.parametrize("name", measured.NAMES)
+def test_a_single_device_does_not_pipeline(name: str) -> None:
+    """With one listed device every input exists once, so the bound must fall with it."""
+    model = measured.model(name)
+    for run in measured.runs(name):
+        if len(run.devices) > 1 or run.params.flash_attn == "off":
+            continue
+        (device,) = run.devices
+        one = compute_bytes(
+            model, run.params, n_devices_listed=1, is_first=True, is_last_with_output=True, pipelining=True
+        )
+        # llama-fit-params reserves logits for the whole micro batch, llama-server for its slots only.
+        logits = model.n_vocab * run.params.micro_batch * 4
+        assert one <= device.compute_bytes * 1.15 + 64 * MIB, run.name
+        assert one + logits >= device.compute_bytes, run.name
+
+
+def test_the_device_without_layers_that_holds_the_output_needs_room_for_logits() -> None:
+    model = measured.model("llama-8b-q4km")
+    bound = compute_bytes(
+        model,
+        ContextParams(n_ctx=8192, n_parallel=4),
+        n_devices_listed=2,
+        is_first=False,
+        is_last_with_output=True,
+        pipelining=True,
+        layers=(),
+    )
+    assert 5 * 512 * 4096 * 4 + 4 * 128256 * 4 <= bound <= 128 * MIB
+
+
+def test_compute_without_flash_attention_holds_the_scores() -> None:
+    model = measured.model("llama-8b-q4km")
+    for run in measured.runs("llama-8b-q4km"):
+        if run.params.flash_attn != "off":
+            continue
+        device = run.devices[0]
+        bound = compute_bytes(
+            model, run.params, n_devices_listed=2, is_first=True, is_last_with_output=False, pipelining=True
+        )
+        assert device.compute_real_bytes is not None
+        assert device.compute_real_bytes <= bound <= device.compute_real_bytes * 1.15 + 64 * MIB
+
+
+def test_compute_of_a_model_without_the_optional_extras_stays_a_bound() -> None:
+    model = measured.model("llama-8b-q4km")
+    plain = replace(
+        model,
+        stream=None,
+        v_width_max=None,
+        layers=tuple(replace(layer, scratch=None, n_head=None) for layer in model.layers),
+    )
+    for run in measured.runs("llama-8b-q4km"):
+        if run.kind == "server":
+            taken = run.devices[0].compute_real_bytes
+            bound = compute_bytes(
+                plain, run.params, n_devices_listed=2, is_first=True, is_last_with_output=False, pipelining=True
+            )
+            assert taken is not None
+            assert taken <= bound
+
+
+def test_layers_on_the_primary_add_to_its_own_compute() -> None:
+    model = measured.model("llama-8b-q4km")
+    (run,) = [run for run in measured.runs("llama-8b-q4km") if run.layers_on_host]
+    bound = host_compute_bytes(model, run.params, run.pipelining, run.layers_on_host)
+    assert run.host.compute_real_bytes is not None
+    assert run.host.compute_real_bytes <= bound <= run.host.compute_real_bytes * 1.15 + 64 * MIB
+
+
+def test_b1_02_three_to_one_is_layers_not_memory() -> None:
+    """B1-02: shares 3,1 of 31 units put 24 layers here and 6 with the output there, 50.73 and 41.37 MiB."""
+    model = measured.model("smol-header-only")
+    params = ContextParams(n_ctx=512)
+    first, last = tuple(range(24)), tuple(range(24, 30))
+    assert weights(model, first) == 24 * 2216448
+    assert weights(model, last, output=True) == 6 * 2216448 + 30081024 + 2304
+    assert [round(weights(model, first) / MIB, 2), round(weights(model, last, True) / MIB, 2)] == [50.73, 41.37]
+    assert [context(model, first, params) / MIB, context(model, last, params) / MIB] == [9.0, 2.25]
+    assert round(model.input_bytes / MIB, 2) == 28.69
+
+
+@pytest.mark.parametrize(
+    ("what", "model", "n_ctx", "gib"),
+    [
+        # 62 layers, every sixth global, 16 heads of 128, window 1024
+        (
+            "gemma-3 27B",
+            uniform(10, Cache(2048, 2048), (Layer(1, 1, (Cache(2048, 2048, 1024),)),) * 52),
+            131072,
+            10.4,
+        ),
+        # 64 layers, every fourth attends, 4 heads of 256; the others keep a small state
+        ("Qwen3.5 27B", uniform(16, Cache(1024, 1024), (Layer(1, 1, (), 3244032),) * 48), 262144, 16.0),
+        # latent attention: 61 layers, keys of 576 only
+        ("DeepSeek-V3.1", uniform(61, Cache(576, 0)), 163840, 10.7),
+        ("Kimi-K2.5", uniform(61, Cache(576, 0)), 262144, 17.2),
+        # heads of 128 although 1024 / 16 is 64
+        ("Qwen3-0.6B", uniform(28, Cache(1024, 1024)), 40960, 4.4),
+    ],
+)
+def test_b7_06_no_single_formula(what: str, model: Model, n_ctx: int, gib: float) -> None:
+    """B7-06: sliding window, hybrid, latent attention and explicit head sizes, each within 10 % of the true cache."""
+    assert total_context(model, ContextParams(n_ctx=n_ctx)) / GIB == pytest.approx(gib, rel=0.10), what
+
+
+def test_b7_07_sliding_window_layers_do_not_grow_with_the_context() -> None:
+    """B7-07: 25 of 30 layers with a window of 1024 (Gemma 4 26B-A4B), at 4k, 8k, 32k and 128k."""
+    local = Layer(1, 1, (Cache(2048, 2048, 1024),))
+    model = uniform(5, Cache(1024, 1024), (local,) * 25)
+    for n_ctx, gigabytes in ((4096, 0.40), (8192, 0.48), (32768, 0.99), (131072, 3.00)):
+        found = total_context(model, ContextParams(n_ctx=n_ctx)) / 1e9
+        assert found == pytest.approx(gigabytes, rel=0.02), n_ctx
+
+
+def test_b7_10_swa_full_gives_window_layers_the_whole_context() -> None:
+    """B7-10: --swa-full switches gpt-oss-20b to full-size caches."""
+    model = measured.model("gpt-oss-20b")
+    small = ContextParams(n_ctx=8192, n_parallel=32, kv_unified=True)
+    full = replace(small, swa_full=True)
+    assert total_context(model, full) == 24 * 8192 * (512 + 512) * 2
+    window = 32 * 128 + 512
+    assert total_context(model, small) == 12 * (8192 + window) * (512 + 512) * 2
+    (run,) = [run for run in measured.runs("gpt-oss-20b") if run.params.swa_full]
+    assert total_context(model, run.params) == sum(device.context_bytes for device in run.devices)
+
+
+def test_b7_13_different_cache_types_are_refused_with_the_remedy() -> None:
+    """B7-13: -ctk q4_0 alone crashes GPU workers; latent attention refuses it everywhere."""
+    dense = measured.model("llama-8b-q4km")
+    mixed = ContextParams(n_ctx=4096, type_k="q4_0")
+    with pytest.raises(MemoryParamsError, match="set type_v to 'q4_0'"):
+        check_cache_types(dense, mixed)
+    check_cache_types(dense, mixed, fa_all_quants=True)
+    check_cache_types(dense, replace(mixed, type_v="q4_0"))
+    check_cache_types(dense, ContextParams(n_ctx=4096, type_k="bf16"))
+    latent = measured.model("deepseek2-lite")
+    for wrong in (mixed, ContextParams(n_ctx=4096, type_k="bf16")):
+        with pytest.raises(MemoryParamsError, match="caches K only"):
+            check_cache_types(latent, wrong, fa_all_quants=True)
+
+
+def test_a_quantised_v_cache_requires_flash_attention() -> None:
+    """B7-13, second half."""
+    with pytest.raises(MemoryParamsError, match="requires flash attention"):
+        ContextParams(n_ctx=4096, type_k="q8_0", type_v="q8_0", flash_attn="off")
+    ContextParams(n_ctx=4096, type_k="q8_0", type_v="f16", flash_attn="off")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n_ctx": 0},
+        {"n_ctx": -1},
+        {"n_ctx": True},
+        {"n_ctx": "4096"},
+        {"n_parallel": 0},
+        {"n_parallel": 257},
+        {"n_batch": 0},
+        {"n_ubatch": 0},
+        {"type_k": "q3_K"},
+        {"type_v": ""},
+        {"flash_attn": "yes"},
+        {"kv_unified": "false"},
+        {"swa_full": 1},
+        {"n_ctx": 2, "n_parallel": 4, "kv_unified": False},
+    ],
+)
+def test_impossible_parameters_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(MemoryParamsError, match=next(iter(wrong))):
+        ContextParams(**{"n_ctx": 4096, **wrong})
+
+
+def test_rows_of_every_cache_type() -> None:
+    assert {name: row_bytes(name, 64) for name in CACHE_TYPES} == {
+        "f32": 256,
+        "f16": 128,
+        "bf16": 128,
+        "q8_0": 68,
+        "q4_0": 36,
+        "q4_1": 40,
+        "iq4_nl": 36,
+        "q5_0": 44,
+        "q5_1": 48,
+    }
+    with pytest.raises(MemoryParamsError, match="no multiple of the 32"):
+        row_bytes("q8_0", 80)
+    with pytest.raises(MemoryParamsError, match="unknown"):
+        row_bytes("q9", 64)
+
+
+def test_cells_follow_padding_slots_and_window() -> None:
+    full, window = Cache(64, 64), Cache(64, 64, 1000)
+    assert cache_cells(full, ContextParams(n_ctx=3000)) == 3072
+    assert cache_cells(full, ContextParams(n_ctx=3000, n_parallel=2, kv_unified=False)) == 1536
+    assert cache_cells(window, ContextParams(n_ctx=8192)) == 1536  # 1000 + 512, padded
+    assert cache_cells(window, ContextParams(n_ctx=8192, n_parallel=4)) == 4608  # one window per slot
+    assert cache_cells(window, ContextParams(n_ctx=8192, n_parallel=4, kv_unified=False)) == 1536
+    assert cache_cells(window, ContextParams(n_ctx=300)) == 512  # never more than the context
+    assert cache_cells(window, ContextParams(n_ctx=8192, n_batch=256)) == 1280  # a batch limits the micro batch
+
+
+def test_compressed_caches_keep_one_stream_per_slot() -> None:
+    model = uniform(1, Cache(512, 0, None, 4, True))
+    unified = ContextParams(n_ctx=8192, n_parallel=4)
+    assert total_context(model, unified) == 4 * 2048 * 512 * 2
+    assert total_context(model, replace(unified, kv_unified=False)) == 4 * 512 * 512 * 2
+
+
+def test_without_flash_attention_every_v_row_is_as_wide_as_the_widest() -> None:
+    model = uniform(1, Cache(64, 64), (Layer(1, 1, (Cache(64, 128),)),))
+    assert total_context(model, ContextParams(n_ctx=256)) == 256 * 2 * (64 + 64 + 64 + 128)
+    assert total_context(model, ContextParams(n_ctx=256, flash_attn="off")) == 256 * 2 * (64 + 128 + 64 + 128)
+
+
+def test_a_layer_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(MemoryParamsError, match="layer 30 does not exist"):
+        layer_context_bytes(measured.model("smol-header-only"), 30, ContextParams(n_ctx=512))
+
+
+def test_the_output_buffer_holds_the_logits_of_the_slots() -> None:
+    """0.75 MiB with 4 slots, 0.19 with one, as llama-server logged."""
+    model = measured.model("smol-header-only")
+    assert output_buffer_bytes(model, ContextParams(n_ctx=512, n_parallel=4)) == 49152 * 4 * 4
+    assert output_buffer_bytes(model, ContextParams(n_ctx=512)) == 49152 * 4
