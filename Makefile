@@ -23,7 +23,7 @@ bench: ## measure the demo's fleet with llama-bench, over the same plan
 
 clean: ## end the demo and remove it, and everything that this Makefile made
 	@$(PLAY) playbooks/teardown.yml $(ARGS)
-	@rm -rf .cache .ansible dist tests/output
+	@rm -rf .cache .ansible dist tests/output /opt/llamafleet-test
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "Gone: the demo's services, files and ports (listed above), and .cache with environments, builds and test output."
 

@@ -25,8 +25,17 @@ from ansible_collections.llamafleet.rpc.tests.tools import tree
 BIN = Path(sys.executable).parent
 LOGS = tree.CACHE / "gates"
 COLLECTION = "ansible_collections.llamafleet.rpc"
-# Where `make build` puts llama.cpp and the demo model, for every test that runs them.
-PREFIX = tree.CACHE / "llama"
+
+
+def prefix() -> Path:
+    """Where `make build` puts llama.cpp and the demo model, for every test that runs them.
+
+    As root, builds and services run as another account, which must be able to get there: in a checkout that only
+    root may enter, the place is outside (`make clean` removes it too).
+    """
+    closed = any(not folder.stat().st_mode & 0o001 for folder in tree.CACHE.parents)
+    return Path("/opt/llamafleet-test") if os.geteuid() == 0 and closed else tree.CACHE / "llama"
+
 
 # Reasons for which a test or a part of one may be left out, as a pattern of the line that says so.
 EXPLAINED_SKIPS: Mapping[str, str] = {
@@ -217,15 +226,17 @@ def target_units() -> Outcome:
 
 
 def build() -> Outcome:
-    return command("build", "ansible-playbook", "-i", "localhost,", "tests/tools/build.yml")
+    where = f"llama_fleet_prefix={prefix()}"
+    return command("build", "ansible-playbook", "-i", "inventories/loopback", "-e", where, "tests/tools/build.yml")
 
 
 def _with_llama() -> dict[str, str]:
-    models = sorted((PREFIX / "models").rglob("*.gguf"))
+    built = prefix()
+    models = sorted((built / "models").rglob("*.gguf"))
     return environment(
-        LLAMAFLEET_TEST_BIN=str(PREFIX / "current" / "bin"),
-        LLAMAFLEET_TEST_MODEL=str(models[0] if models else PREFIX / "models" / "none.gguf"),
-        LLAMAFLEET_TEST_PREFIX=str(PREFIX),
+        LLAMAFLEET_TEST_BIN=str(built / "current" / "bin"),
+        LLAMAFLEET_TEST_MODEL=str(models[0] if models else built / "models" / "none.gguf"),
+        LLAMAFLEET_TEST_PREFIX=str(built),
     )
 
 

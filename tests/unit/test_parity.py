@@ -153,6 +153,12 @@ def test_the_core_is_private_and_needs_only_the_standard_library(core: Path) -> 
     assert not foreign
 
 
+def test_the_changelog_tells_of_this_version() -> None:
+    version = load(ROOT / "galaxy.yml")["version"]
+    released = load(ROOT / "changelogs" / "changelog.yaml").get("releases", {})
+    assert version in released or list((ROOT / "changelogs" / "fragments").glob("*.yml"))
+
+
 def test_no_text_names_a_place_of_one_machine_or_a_registry() -> None:
     # In pieces, so that this file does not contain what it looks for.
     places = ["/wo" + "rk/(main|shared|steering)", "/var/tmp/" + "lab", "/ro" + r"ot/(?!\.)", "/fa" + "rm/"]
