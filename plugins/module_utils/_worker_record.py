@@ -35,6 +35,9 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._records import (
     parse_endpoint,
 )
 
+# What ggml-rpc-server listens on unless told otherwise.
+DEFAULT_PORT = 50052
+
 # A figure that moved by no more than this is the one that was agreed.
 TOLERANCE_PERCENT = 10
 
@@ -51,8 +54,8 @@ class WorkerRecordError(FleetError):
 class Inputs:
     """All that a record is made of.
 
-    `facts`: ansible_facts.llamafleet. `probes`: results of rpc_info, found by their endpoint. `identities`: what
-    _service.process_identity gave, in the order of `instances`. `previous`: the record kept so far, if any.
+    `facts`: ansible_facts.llamafleet. `probes`: results of rpc_info, found by their endpoint. `identities`: started_at
+    of _sockets.describe_process, in the order of `instances`. `previous`: the record kept so far, if any.
     """
 
     host: str
@@ -200,9 +203,9 @@ def _instance(
 def _endpoint(inputs: Inputs, given: Mapping[str, Any], where: str) -> str:
     if given.get("endpoint") is not None:
         return parse_endpoint(given["endpoint"], where)
-    address, port = given.get("address") or inputs.mesh.get("address"), given.get("port")
-    if address is None or port is None:
-        raise WorkerRecordError(f"{where}: no endpoint; give it an endpoint, or a port and the host a mesh address")
+    address, port = given.get("address") or inputs.mesh.get("address"), given.get("port", DEFAULT_PORT)
+    if address is None:
+        raise WorkerRecordError(f"{where}: no endpoint; give it an endpoint or an address, or the host a mesh address")
     return parse_endpoint(f"{address}:{port}", where)
 
 

@@ -174,7 +174,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_json, write_json
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
-from ansible_collections.llamafleet.rpc.plugins.module_utils._service import process_identity
+from ansible_collections.llamafleet.rpc.plugins.module_utils._sockets import describe_process
 from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_record import (
     Inputs,
     build_record,
@@ -221,7 +221,7 @@ def main() -> None:
     ]
     if not all(pid is None or str(pid).isdigit() for pid in pids):
         module.fail_json(msg=f"pids: {params['pids']!r} must hold process numbers, or none for what does not run")
-    runner = SystemRunner()
+    processes = [describe_process(SystemRunner(), int(pid)) if pid else None for pid in pids]
     try:
         record = build_record(
             Inputs(
@@ -232,7 +232,7 @@ def main() -> None:
                 build=params["build"],
                 mesh=params["mesh"],
                 probes=params["probes"],
-                identities=[process_identity(runner, int(pid)) if pid else None for pid in pids],
+                identities=[process.started_at if process else None for process in processes],
                 previous=previous,
                 primary=params["primary"],
                 remeasure=params["remeasure"],
