@@ -110,6 +110,62 @@ def boasting(connection: socket.socket) -> None:
     connection.sendall(struct.pack("<Q", 1 << 62) + bytes(64))
 
 
+def api(
+    text: str = " Paris.\n\nThe United States",
+    tokens: Sequence[int] = (1, 2, 3, 4, 5),
+    loading: int = 0,
+    key: str | None = None,
+    status: int = 200,
+) -> Callable[[socket.socket], None]:
+    """A llama-server that first says `loading` times that it loads and then answers every completion with `text`."""
+    left = [loading]
+
+    def talk(connection: socket.socket) -> None:
+        head, _blank, rest = _until(connection, b"\r\n\r\n").partition(b"\r\n\r\n")
+        lines = head.decode().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _colon, value in (line.partition(":") for line in lines[1:])}
+        _exactly(connection, int(headers.get("content-length", 0)) - len(rest))
+        if lines[0].startswith("GET /health"):
+            left[0] -= 1
+            reply = (503, {"error": {"message": "Loading model"}}) if left[0] >= 0 else (200, {"status": "ok"})
+        elif key is not None and headers.get("authorization") != f"Bearer {key}":
+            reply = (401, {"error": {"message": "Invalid API Key"}})
+        else:
+            timings = {"predicted_per_second": 50.5, "prompt_per_second": 100.5}
+            answer: dict[str, Any] = {"content": text, "tokens": list(tokens), "timings": timings}
+            answer["tokens_predicted"] = len(tokens)
+            reply = (status, answer if status == 200 else {"error": {"message": "the model is on strike"}})
+        body = json.dumps(reply[1]).encode()
+        connection.sendall(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (reply[0], len(body), body))
+
+    return talk
+
+
+def healthy_only(completion: Callable[[socket.socket], None]) -> Callable[[socket.socket], None]:
+    """A llama-server whose /health is fine, and whose completions go as `completion` does, the question read."""
+
+    def talk(connection: socket.socket) -> None:
+        if connection.recv(4096).startswith(b"GET"):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        else:
+            completion(connection)
+
+    return talk
+
+
+def dripping_web(connection: socket.socket) -> None:
+    """Promises an answer of 100 bytes and sends one byte now and then."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
+    for _count in range(100):
+        connection.sendall(b" ")
+        time.sleep(0.2)
+
+
+def broken_web(connection: socket.socket) -> None:
+    """Promises an answer of 100 bytes and ends after the first: a llama-server that dies while it answers."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+
+
 def worker(
     version: tuple[int, int, int], devices: Sequence[tuple[int, int]] = (), count: int | None = None
 ) -> Callable[[socket.socket], None]:
@@ -165,6 +221,16 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
+def _until(connection: socket.socket, end: bytes) -> bytes:
+    data = b""
+    while end not in data:
+        part = connection.recv(4096)
+        if not part:
+            raise ConnectionError
+        data += part
+    return data
+
+
 def _answer(connection: socket.socket, payload: bytes) -> None:
     connection.sendall(struct.pack("<Q", len(payload)) + payload)
 
@@ -172,13 +238,8 @@ def _answer(connection: socket.socket, payload: bytes) -> None:
 @contextlib.contextmanager
 def program(argv: Sequence[object], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A real program, ended by its own pid whatever happens in the test."""
-    process = subprocess.Popen(
-        [str(item) for item in argv],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        **options,
-    )
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([str(item) for item in argv], **{**quiet, **options})
     try:
         yield process
     finally:
