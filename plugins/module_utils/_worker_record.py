@@ -78,6 +78,8 @@ def build_record(inputs: Inputs) -> dict[str, Any]:
     Devices carry `idle_free` besides the contract's keys: what the worker itself reported as free when it was first
     seen idle, None for a CPU, whose report is always its total.
     """
+    if not inputs.host:
+        raise WorkerRecordError("host is empty; give the inventory name of the host")
     if not inputs.instances:
         raise WorkerRecordError(
             f"{inputs.host}: no instances; give at least one, or remove the record with state: absent"
@@ -92,8 +94,6 @@ def build_record(inputs: Inputs) -> dict[str, Any]:
             raise WorkerRecordError(
                 f"{inputs.host}: an instance is {given!r}; it must be a mapping with name and devices"
             )
-        if given.get("cluster", inputs.cluster) != inputs.cluster:
-            continue
         instance = _instance(inputs, given, old.get(str(given.get("name", "default"))), same_boot)
         instance["started_at"] = inputs.identities[position] if position < len(inputs.identities) else None
         for other in instances:
@@ -188,6 +188,7 @@ def _instance(
         )
     return {
         "name": name,
+        "cluster": str(given.get("cluster") or inputs.cluster),
         "endpoint": endpoint,
         "started_at": None,
         "protocol": probe.get("protocol") or inputs.build.get("protocol") or (old or {}).get("protocol"),
@@ -267,7 +268,10 @@ def _detected(inputs: Inputs, given: Mapping[str, Any]) -> dict[str, Device]:
         raise WorkerRecordError(
             f"{inputs.host}: the facts are not those of host_facts ({error}); run it again"
         ) from error
-    visible = str((given.get("env") or {}).get("CUDA_VISIBLE_DEVICES", "")).strip()
+    environment = given.get("env") or {}
+    if not isinstance(environment, Mapping):
+        raise WorkerRecordError(f"{inputs.host}: env is {environment!r}; it must be a mapping of names to values")
+    visible = str(environment.get("CUDA_VISIBLE_DEVICES", "")).strip()
     if visible:
         cards = [device for device in devices if device.backend == "cuda"]
         picked = [

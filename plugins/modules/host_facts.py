@@ -271,7 +271,7 @@ def main() -> None:
         host = collect(SystemRunner(), identify(), params["backend"], own, float(params["timeout"]))
     except FleetError as error:
         module.fail_json(msg=str(error))
-    module.exit_json(ansible_facts={"llamafleet": host.to_dict()})
+    module.exit_json(changed=False, ansible_facts={"llamafleet": host.to_dict()})
 
 
 if __name__ == "__main__":

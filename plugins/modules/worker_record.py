@@ -37,7 +37,7 @@ options:
     description: Inventory name of the host. Required when O(state=present).
     type: str
   cluster:
-    description: The cluster whose instances are recorded. Instances that name another are left out.
+    description: The cluster of the host. An instance may name another one that it serves.
     type: str
     default: default
   facts:
@@ -146,6 +146,7 @@ ansible_facts:
         mesh: {address: null, public_key: null}
         instances:
           - name: default
+            cluster: default
             endpoint: 127.0.0.1:18711
             started_at: 1c9e3c1e-0000-4000-8000-000000000000:51234
             protocol: 7.0.0
