@@ -56,7 +56,7 @@ def _on(switches: Sequence[str]) -> set[str]:
 
 
 def find_compilers(runner: Runner, switches: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The compilers that ``switches`` need: ``{switch or program: (absolute path, version line)}``; BuildError without."""
+    """What compilers ``switches`` need: ``{switch or program: (absolute path, version line)}``; BuildError without."""
     given = _builds.switch_values(switches)
     found: dict[str, tuple[str, str]] = {}
     for switch, usual in _COMPILERS.items():
@@ -188,17 +188,18 @@ def describe(prefix: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_build(job: Job, args: Mapping[str, Any], _secrets: Mapping[str, str]) -> dict[str, Any]:
-    """Work function of the module build; gives ``{name, changed}``.
+    """Work function of the module build; gives ``{name, before, made}``.
 
     ``args``: ``prefix, build, name, manifest_id, source (source_of()), switches, class_id, targets, inputs, compilers
     ({switch: [path, version]}), jobs, user``.
     """
     prefix, name = args["prefix"], args["name"]
+    before = current_name(prefix)
     job.account = account_for(args["user"])
     found = find_installed(prefix, args["inputs"])
     if found is not None:
         activate(prefix, found[0])  # another host on this machine was faster
-        return {"name": found[0], "changed": False}
+        return {"name": found[0], "before": before, "made": False}
     _fetch.check_space(prefix, space_needed(args["switches"]), f"building llama.cpp {args['build']}")
     work = job.own_directory(os.path.join(job.directory, "work"))
     job.own_directory(os.path.join(work, "tmp"))
@@ -223,7 +224,7 @@ def make_build(job: Job, args: Mapping[str, Any], _secrets: Mapping[str, str]) -
     for leftover in ("src", "archive"):
         path = os.path.join(job.directory, leftover)
         shutil.rmtree(path) if os.path.isdir(path) else _fetch.remove(path)
-    return {"name": name, "changed": True}
+    return {"name": name, "before": before, "made": True}
 
 
 def _sources(job: Job, work: str, args: Mapping[str, Any]) -> str:
@@ -425,7 +426,7 @@ def _try_out(job: Job, work: str, args: Mapping[str, Any], staged: str) -> None:
             version = _builds.parse_version(_says(job, work, [program, "--version"]))
             if version.number not in (None, number):
                 raise BuildError(
-                    f"the new llama-server says it is build {version.number}, expected {number}; are the sources those of "
+                    f"llama-server says it is build {version.number}, expected {number}; are the sources those of "
                     f"{args['build']}?"
                 )
         linker = SystemRunner().which("ldd") or SystemRunner().which("otool")
@@ -434,7 +435,7 @@ def _try_out(job: Job, work: str, args: Mapping[str, Any], staged: str) -> None:
             inside = [line.strip() for line in listed.splitlines() if job.directory in line or "not found" in line]
             if inside:
                 raise BuildError(
-                    f"{target} would load libraries out of the build tree, or missing ones: {'; '.join(inside)}. "
+                    f"{target} would load libraries of the build tree, or missing ones: {'; '.join(inside)}. "
                     "Build with -DBUILD_SHARED_LIBS=OFF, and install what is missing."
                 )
 

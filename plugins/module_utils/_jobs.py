@@ -132,6 +132,19 @@ def advance(
         time.sleep(_LOOK)
 
 
+def progress_of(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What a module tells of a status: ``{run, state, phase, percent (None: not known), message, seconds}``."""
+    done, total = status.get("done"), status.get("total")
+    return {
+        "run": status.get("run"),
+        "state": status.get("state"),
+        "phase": status.get("phase"),
+        "percent": min(100, 100 * done // total) if done is not None and total else None,
+        "message": status.get("message") or "",
+        "seconds": max(0, int(time.time() - status.get("started_at", time.time()))),
+    }
+
+
 def is_running(directory: str) -> bool:
     """Whether a job (or a child it left) holds the directory."""
     if not os.path.isdir(directory):
@@ -174,7 +187,7 @@ def _start(
     with open(code + ".new", "wb") as stream:
         stream.write(_code(work.partition(":")[0]))
     os.replace(code + ".new", code)
-    write_json(os.path.join(directory, "spec.json"), {"work": work, "args": args})
+    write_json(os.path.join(directory, "spec.json"), {"work": work, "args": args}, mode=0o600)
     now = time.time()
     status = {
         "run": run,
