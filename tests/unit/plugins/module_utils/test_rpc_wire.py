@@ -218,6 +218,21 @@ def test_a_client_that_has_gone_unnoticed_is_stale() -> None:
     assert "the client has closed it" in answer.hint
 
 
+def test_a_worker_that_is_just_done_with_its_client_gets_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaving(FakeRunner):
+        def read(self, path: str, limit: int = 1 << 20) -> str | None:
+            text = super().read(path, limit)
+            self.files["/proc/net/tcp"] = "head\n"
+            return text
+
+    def refuse(*_arguments: object, **_options: object) -> socket.socket:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    leaving = Leaving(files=table_with_client(state="08").files)
+    assert probe(leaving, "10.77.0.2", 18711, 2).status == "refused"
+
+
 @pytest.mark.real
 def test_a_real_worker_with_two_devices_answers_with_its_protocol(llama_bin: Path) -> None:
     port = servers.free_port()

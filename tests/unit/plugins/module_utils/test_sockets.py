@@ -187,6 +187,10 @@ def test_a_process_of_macos_is_described_through_ps() -> None:
     assert process.cmdline == ("/opt/llama/ggml-rpc-server", "-p", "50052", "--api-key", "********")
 
 
+def test_a_port_in_time_wait_is_free_for_a_worker() -> None:
+    assert _sockets.port_owners(host(), [0xA2F0]) == []
+
+
 def test_an_outgoing_connection_that_holds_the_port_is_found_on_this_machine() -> None:
     """The local end of an outgoing connection makes a worker's bind fail just like a listener."""
     with servers.serve(servers.silent) as port, socket.create_connection(("127.0.0.1", port)) as connection:
