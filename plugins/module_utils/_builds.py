@@ -105,19 +105,19 @@ def _words(text: str) -> frozenset[str]:
 
 # What this collection passes or may pass, as the help text of b11434 lists it.
 _MODEL_FLAGS = _words(
-    "-m --model --rpc -dev --device -ngl --gpu-layers --n-gpu-layers -sm --split-mode -ts --tensor-split -mg --main-gpu"
+    "-m --model --rpc -dev --device -ngl --n-gpu-layers -sm --split-mode -ts --tensor-split -mg --main-gpu"
     " -ot --override-tensor -fa --flash-attn -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v"
     " -t --threads --list-devices -h --help --offline"
 )
 _CONTEXT_FLAGS = _MODEL_FLAGS | _words(
-    "-c --ctx-size -np --parallel -fit --fit -fitt --fit-target -fitc --fit-ctx --swa-full -kvu --kv-unified -no-kvu"
-    " --no-kv-unified --version -tb --threads-batch --no-op-offload --numa"
+    "-c --ctx-size -np --parallel --gpu-layers -fit --fit -fitt --fit-target -fitc --fit-ctx --swa-full --version"
+    " -tb --threads-batch --no-op-offload --numa"
 )
 _FLAGS: dict[str, frozenset[str]] = {
     "ggml-rpc-server": _words("-H --host -p --port -d --device -t --threads -c --cache -h --help"),
     "llama-server": _CONTEXT_FLAGS
     | _words(
-        "--host --port --api-key --api-key-file -a --alias --warmup --no-warmup -cram --cache-ram --metrics --slots"
+        "--host --port -kvu --kv-unified -no-kvu --no-kv-unified --api-key --api-key-file -a --alias --warmup --no-warmup -cram --cache-ram --metrics --slots"
         " --no-slots --slot-save-path --no-webui --chat-template --jinja -lv --verbosity --log-file --embedding"
         " --pooling --timeout --cache-reuse"
     ),
