@@ -95,12 +95,11 @@ class Reserve(NamedTuple):
     why: str
 
 
-# None of these comes from a data sheet. RAM on Linux: a bare Debian with sshd, Python and journald needs under 300
-# MiB and Ansible's module about 60 MiB more, so 512 MiB lets a run reach a host that lends all it has; 5 % keeps page
-# tables, slab and the page cache of a bigger machine alive; above 80 GiB more idle memory helps nobody. macOS: its
-# window server, indexer and compressor want 2 GiB and 16 GB Macs freeze when wired memory comes near the limit (exo
-# PR 1672); people who raise the limit keep 4 to 8 GiB. A card: its driver context and cuBLAS work space, 0.3 to 0.5
-# GiB by common reports, not measured here. The quarter keeps small machines usable: a 1 GiB board lends 768 MiB.
+# Estimates, chosen and not measured, except where a source is named. RAM on Linux: 512 MiB for the system, sshd and a run
+# of Ansible that reaches a host which lends all it has; 5 % so that page tables, slab and the page cache of a bigger
+# machine live; from 80 GiB on more idle memory helps nobody. macOS: 16 GB Macs freeze when wired memory comes near the
+# limit (exo PR 1672), and people who raise the limit keep 4 to 8 GiB (scripts of exo and gpustack). A card: its driver
+# context and library work space; no card was at hand. The quarter keeps small machines usable: 1 GiB lends 768 MiB.
 RESERVES = {
     "ram": Reserve(512 * MIB, 5, 4 * GIB, "Linux: the system, sshd and a run of Ansible"),
     "ram_darwin": Reserve(2 * GIB, 10, 8 * GIB, "macOS: window server, indexer, compressor"),
