@@ -97,9 +97,10 @@ class Reserve(NamedTuple):
 
 # Estimates, chosen and not measured, except where a source is named. RAM on Linux: 512 MiB for the system, sshd and
 # a run of Ansible that reaches a host which lends all it has; 5 % so that page tables, slab and the page cache of a
-# big machine live; from 80 GiB on more idle memory helps nobody. macOS: 16 GB Macs freeze when wired memory comes near the
-# limit (exo PR 1672), and people who raise the limit keep 4 to 8 GiB (scripts of exo and gpustack). A card: its driver
-# context and library work space; no card was at hand. The quarter keeps small machines usable: 1 GiB lends 768 MiB.
+# big machine live; from 80 GiB on more idle memory helps nobody. macOS: 16 GB Macs freeze when wired memory comes
+# near the limit (exo PR 1672), and people who raise the limit keep 4 to 8 GiB (scripts of exo and gpustack). A
+# card: its driver context and library work space; no card was at hand. The quarter keeps small machines usable: 1
+# GiB lends 768 MiB.
 RESERVES = {
     "ram": Reserve(512 * MIB, 5, 4 * GIB, "Linux: the system, sshd and a run of Ansible"),
     "ram_darwin": Reserve(2 * GIB, 10, 8 * GIB, "macOS: window server, indexer, compressor"),
