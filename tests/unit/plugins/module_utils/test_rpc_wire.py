@@ -131,6 +131,21 @@ def test_each_class_of_failure_to_connect_gives_advice_of_its_own(monkeypatch: p
     assert len(set(advice.values())) == 3
 
 
+def test_three_workers_of_which_one_is_gone_and_one_takes_no_connection() -> None:
+    """B5-15 on real sockets: a: refused, b: its queue is full, so that attempts time out, c: ok."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind((HOST, 0))
+        full.listen(0)
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        time.sleep(0.1)
+        with servers.serve(servers.silent) as good:
+            ports = [servers.free_port(), full.getsockname()[1], good]
+            answers = [connect_only(HOST, port, 0.5) for port in ports]
+    assert [answer.status for answer in answers] == ["refused", "timeout", "ok"]
+
+
 def test_a_wireguard_interface_without_that_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object, **_options: object) -> socket.socket:
         raise OSError(126, "Required key not available")
