@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .SUFFIXES:
 .DEFAULT_GOAL := help
-.PHONY: help demo clean test lint docs-check package-check sanity units molecule build bench venv
+.PHONY: help demo clean test lint docs-check package-check sanity units molecule build bench changelog venv
 
 # Options for ansible-playbook, for example: make demo ARGS="-e llama_fleet_build=b11434"
 ARGS ?=
@@ -50,6 +50,10 @@ molecule: ## the loopback fleet for real: converge, second run, verify, teardown
 
 build: ## llama.cpp and the demo model for the tests, in .cache/llama
 	@$(GATES) build
+
+changelog: ## cut or refresh the release notes of the version in galaxy.yml
+	@venv=$$(sh tests/tools/venv.sh requirements-dev.txt) && PATH="$$venv/bin:$$PATH" ANSIBLE_COLLECTIONS_PATH=.collections \
+		antsibull-changelog release --update-existing --reload-plugins
 
 venv: ## print the folder of the tests' virtual environment (made when missing)
 	@sh tests/tools/venv.sh requirements-dev.txt
