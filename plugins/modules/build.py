@@ -21,6 +21,7 @@ author:
   - llamafleet contributors (@llamafleet)
 extends_documentation_fragment:
   - llamafleet.rpc.attributes
+  - llamafleet.rpc.attributes.actiongroup_all
   - llamafleet.rpc.attributes.posix
 attributes:
   check_mode:
@@ -73,6 +74,12 @@ options:
     default: ''
   class_id:
     description: Name of the class of hosts that this one belongs to, from M(llamafleet.rpc.host_facts).
+    type: str
+    default: ''
+  isa:
+    description:
+      - Instruction set level of the class, such as V(x86-64-v3), from M(llamafleet.rpc.host_facts). Decides which
+        instructions the programs may use. Empty for upstream's default, which needs AVX2 on x86-64.
     type: str
     default: ''
   cmake_flags:
@@ -183,6 +190,7 @@ def main() -> None:
             "path": {"type": "str", "default": ""},
             "sha256": {"type": "str", "default": ""},
             "class_id": {"type": "str", "default": ""},
+            "isa": {"type": "str", "default": ""},
             "cmake_flags": {"type": "list", "elements": "str", "default": []},
             "targets": {
                 "type": "list",
@@ -210,7 +218,12 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
     source = _builds.source_of(item, options["source"], **pins)
     account_for(options["user"])
     label = options["commit"][:9] or f"src-{(source['sha256'] or '')[:8]}"
-    switches = _builds.merge_switches(_builds.base_switches(item, os.uname().sysname, label), options["cmake_flags"])
+    system = os.uname().sysname
+    switches = _builds.merge_switches(
+        _builds.base_switches(item, system, label),
+        _builds.isa_switches(options["isa"], system),
+        options["cmake_flags"],
+    )
     compilers: dict[str, tuple[str, str]] = {}
     missing = None
     try:

@@ -21,6 +21,7 @@ author:
   - llamafleet contributors (@llamafleet)
 extends_documentation_fragment:
   - llamafleet.rpc.attributes
+  - llamafleet.rpc.attributes.actiongroup_all
   - llamafleet.rpc.attributes.info_module
   - llamafleet.rpc.attributes.posix
 options:

