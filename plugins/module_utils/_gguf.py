@@ -83,7 +83,7 @@ TENSOR_TYPES: dict[int, TensorType] = {
 
 # Limits that no real model comes near; they bound the time and memory a hostile header can cost.
 _MAX_PAIRS = 1 << 16
-_MAX_TENSORS = 1 << 16  # kimi-k2 with unmerged experts would have 70 000; llama.cpp needs them merged
+_MAX_TENSORS = 1 << 16
 _MAX_STRINGS = 1 << 21  # all string arrays together; gemma 3: 262 144 tokens + 514 906 merges
 _MAX_HEADER = 1 << 28
 _KEEP_STRING = 1024  # longer strings (chat templates, tokenizer files) are skipped

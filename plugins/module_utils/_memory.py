@@ -192,15 +192,24 @@ def compute_bytes(
 ) -> int:
     """Compute buffer of one device under llama-server, in bytes: an upper bound.
 
-    ``layers`` are the repeating layers it holds (None: any of the model's). ``pipelining`` only counts with more than
-    one listed device. With it every input of a device exists four times and the scheduler keeps outputs of the layer
-    before: 5 activations (n_ubatch x stream x 4 B) beside the layer's own peak, 14 on the first device, measured on
-    b11434 to within 1 % on all 12 models. Masks are the inputs that grow with the context.
+    ``layers`` are the repeating layers it holds (None: any of the model's, none borrowing a cache from elsewhere).
+    ``pipelining`` only counts with more than one listed device. With it every input of a device exists four times: 5
+    activations (n_ubatch x stream x 4 B) beside the layer's own peak, 14 on the first device, measured on b11434 to
+    within 1 MiB on plain models. Masks are the inputs that grow with the context. The same from what one device of
+    gemma3n or gemma4 borrows of another, and from what recurrent layers spill over to the next device.
     """
     held = list(range(len(model.layers)) if layers is None else layers)
     pipelined = pipelining and n_devices_listed > 1
     activation = _activation(model, params)
-    resident = (14 if is_first else 5) * activation if pipelined else 2 * activation
+    resident = _resident(model, is_first) * activation if pipelined else 2 * activation
+    if model.side_input:
+        resident += (3 if is_first else 2) * params.micro_batch * model.side_input * _F32
+        if pipelined and is_first and activation == params.micro_batch * model.n_embd * _F32:
+            resident += COPIES * activation
+    if pipelined:
+        spilled = _crossing(model, held, layers is None, is_first, is_last_with_output)
+        resident += COPIES * spilled * params.micro_batch
+    resident += (COPIES if pipelined else 1) * _borrowed(model, held, params)
     peak = max((_peak(model, index, params) for index in held if not model.layers[index].mtp), default=0)
     if is_last_with_output:
         logits = 2 * model.n_vocab * params.n_parallel * _F32
@@ -214,12 +223,49 @@ def host_compute_bytes(model: Model, params: ContextParams, pipelining: bool, la
     It keeps the inputs of all devices: 10 activations and the masks four times with pipelining, 4 and once without
     (measured on b11434). ``layers`` are those that its own CPU holds.
     """
-    activation = _activation(model, params)
+    activation = params.micro_batch * model.n_embd * _F32
     held = list(layers)
     everything = _masks(model, range(len(model.layers)), params)
     inputs = (10 * activation + COPIES * everything) if pipelining else (4 * activation + everything)
     peak = max((_peak(model, index, params) for index in held), default=0)
-    return inputs + peak + _small(params)
+    side = (2 if pipelining else 1) * params.micro_batch * (model.side_input or 0) * _F32
+    return inputs + side + peak + _small(params)
+
+
+def _resident(model: Model, is_first: bool) -> int:
+    """Activations that stay with pipelining: input copies, and outputs kept for the next device."""
+    several = (model.stream or model.n_embd) // model.n_embd
+    if several > 1:  # one embedding comes in, all residual streams go on
+        if any(cache.per_sequence for layer in model.layers for cache in layer.caches):
+            return 2 if is_first else 8  # deepseek4
+        return 9 if is_first else 5  # gemma3n
+    return 14 if is_first else 5
+
+
+def _crossing(model: Model, held: list[int], anywhere: bool, is_first: bool, is_last: bool) -> int:
+    """Bytes per token that cross between recurrent layers of two devices, in and out (see _model.Layer)."""
+    inward = outward = 0
+    if anywhere:
+        inward = max((layer.spill_in for layer in model.layers), default=0)
+        outward = max((layer.spill_out for layer in model.layers), default=0)
+        return (0 if is_first else inward) + (0 if is_last else outward)
+    stateful = [index for index, layer in enumerate(model.layers) if layer.caches or layer.state_per_sequence]
+    for before, after in zip(stateful, stateful[1:]):
+        if not model.layers[after].state_per_sequence or (before in held) == (after in held):
+            continue
+        if before in held:
+            outward = max(outward, model.layers[before].spill_out)
+        else:
+            inward = max(inward, model.layers[before].spill_in)
+    return inward + outward
+
+
+def _borrowed(model: Model, held: list[int], params: ContextParams) -> int:
+    """Bytes of caches that layers here borrow from layers elsewhere: each borrower gets its own copy at every step."""
+    lenders = [model.layers[index].borrows_from for index in held]
+    return sum(
+        layer_context_bytes(model, lender, params) for lender in lenders if lender is not None and lender not in held
+    )
 
 
 def _activation(model: Model, params: ContextParams) -> int:
@@ -233,16 +279,20 @@ def _peak(model: Model, index: int, params: ContextParams) -> int:
     scratch = layer.scratch
     if scratch is None:  # a model without the extras: gate, up and product of a usual width, and its experts
         scratch = (14 + 4 * model.n_expert_used) * model.n_embd * _F32
-    total = scratch * params.micro_batch + layer.state_per_sequence * params.n_parallel
+    total = scratch * params.micro_batch + 2 * layer.state_per_sequence * params.n_parallel
     if not layer.caches and layer.borrows_from is None:
         return total
     heads = layer.n_head or max(1, model.n_embd // 64)
     lender = layer if layer.borrows_from is None else model.layers[layer.borrows_from]
+    for cache, indexer in zip(lender.caches, lender.caches[1:]):
+        if (cache.window, cache.ratio) == (indexer.window, indexer.ratio):  # scores of the indexer and their order
+            total += 5 * cache_cells(indexer, params) * params.micro_batch
     if params.flash_attn == "off":  # the scores of all heads are written out
-        cells = max((cache_cells(cache, params) for cache in lender.caches), default=0)
+        keys = [cache for cache in lender.caches if cache.k_width == lender.caches[0].k_width]
+        cells = sum(cache_cells(cache, params) for cache in keys)
         total += heads * cells * params.micro_batch * _F32
     if _quantised(params):  # queries, keys and values are rotated before a quantised cache (llama-kv-cache.cpp)
-        total += 2 * _activation(model, params)
+        total += 2 * params.micro_batch * model.n_embd * _F32
     return total
 
 
@@ -251,16 +301,22 @@ def _quantised(params: ContextParams) -> bool:
 
 
 def _small(params: ContextParams) -> int:
-    """Bytes of the small inputs; a quantised cache adds the rotation matrices, measured up to 2.3 MiB."""
-    return 4 * _SMALL if _quantised(params) else _SMALL
+    """Bytes of the small inputs; a quantised cache adds the rotation matrices, measured up to 5 MiB."""
+    return 6 * _SMALL if _quantised(params) else _SMALL
 
 
 def _masks(model: Model, held: Iterable[int], params: ContextParams) -> int:
     """Bytes of one copy of the attention masks of these layers: one per kind of cache."""
     width = 2 if params.flash_attn != "off" else 4
-    kinds: set[tuple[int | None, int, int]] = set()
+    kinds: set[tuple[int, int | None, int, int]] = set()
     for index in held:
         layer = model.layers[index]
         lender = layer if layer.borrows_from is None else model.layers[layer.borrows_from]
-        kinds.update((cache.window, cache.ratio, cache_cells(cache, params)) for cache in lender.caches)
-    return sum(cells for _window, _ratio, cells in kinds) * params.micro_batch * width
+        kinds.update(
+            (number, cache.window, cache.ratio, cache_cells(cache, params))
+            for number, cache in enumerate(lender.caches)
+        )
+    total = sum(kind[-1] for kind in kinds) * params.micro_batch * width
+    if params.flash_attn == "off":  # the transposed V cache is written by index, 8 bytes per element
+        total += len({kind[1] for kind in kinds}) * params.micro_batch * _widest_v(model) * 8
+    return total

@@ -50,7 +50,9 @@ class Layer:
     ``weights``: padded tensor bytes (0 for an MTP layer, which is loaded only on request: ``mtp_weights``);
     ``active``: bytes read per generated token; ``state_per_sequence``: recurrent state of one slot;
     ``borrows_from``: the layer whose cache is used instead of an own one. Extras for the compute rule, None when
-    unknown: ``scratch`` = bytes per token of the micro batch at the layer's peak, ``n_head`` = query heads.
+    unknown: ``scratch`` = bytes per token of the micro batch at the layer's peak, ``n_head`` = query heads;
+    ``spill_out`` and ``spill_in`` = bytes per token of an intermediate that the scheduler computes on the device of the
+    next recurrent layer, and of what it is computed from, when that is another device.
     """
 
     weights: int
@@ -62,6 +64,8 @@ class Layer:
     mtp_weights: int = 0
     scratch: int | None = None
     n_head: int | None = None
+    spill_out: int = 0
+    spill_in: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Model:
     ``n_layer`` counts all repeating layers, MTP included; ``input_bytes`` stay on the primary; ``output_bytes``
     belong to the output unit (a second copy of the token embedding when ``tied``); ``per_device_bytes`` are copied
     to every device that holds a repeating layer. Extras, None when unknown: ``v_width_max`` = the widest V row of all
-    layers, ``stream`` = elements per token that a layer hands to the next.
+    layers, ``stream`` = elements per token that a layer hands to the next, ``side_input`` = elements per token of the
+    per-layer embeddings that enter beside it.
     """
 
     path: str
@@ -93,6 +98,7 @@ class Model:
     shards: tuple[str, ...]
     v_width_max: int | None = None
     stream: int | None = None
+    side_input: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: every field, tuples as lists."""
@@ -449,6 +455,11 @@ def model_from_header(header: Header) -> Model:
         shards=header.shards,
         v_width_max=max(shape.v_width),
         stream=shape.n_embd * _streams(keys),
+        side_input=sum(
+            tensor.dims[-1]
+            for tensor in loose["first"]
+            if tensor.name == "per_layer_model_proj.weight" and len(tensor.dims) == 2
+        ),
     )
 
 
@@ -649,6 +660,7 @@ def _one_layer(
         borrows = _lender(keys, rule, shape, number)
         if borrows is None:
             caches = _caches(keys, rule, shape, number)
+    spill_out, spill_in = _spill(keys, shape, tensors)
     return Layer(
         weights=sum(_padded(tensor.nbytes) for tensor in loaded),
         active=0 if mtp else sum(_active(tensor, used) for tensor in tensors),
@@ -659,6 +671,8 @@ def _one_layer(
         mtp_weights=sum(_padded(tensor.nbytes) for tensor in tensors) if mtp else 0,
         scratch=_F32 * _scratch(keys, shape, tensors, used),
         n_head=shape.head[number],
+        spill_out=_F32 * spill_out,
+        spill_in=_F32 * spill_in,
     )
 
 
@@ -669,36 +683,66 @@ def _streams(keys: _Keys) -> int:
     return keys.number("hyper_connection.count", 1) if keys.arch == "deepseek4" else 1
 
 
+def _outputs(tensors: list[Tensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the matrices of a layer and its norms, by their bare names."""
+    return {
+        tensor.name.split(".", 2)[2][: -len(".weight")]: tensor.dims
+        for tensor in tensors
+        if tensor.name.endswith(".weight") and tensor.dims
+    }
+
+
+def _spill(keys: _Keys, shape: _Shape, tensors: list[Tensor]) -> tuple[int, int]:
+    """Elements per token that cross to the device of the next recurrent layer, and what they come from.
+
+    llama.cpp expands the graph of a recurrent layer up to its state, then goes on with the state of the next one: the
+    gate that is applied last (a copy of part of the input projection) has no weight of its own and lands beside the
+    latter. Attention and expert routing expand the graph in between and prevent it. Measured on b11434.
+    """
+    out = _outputs(tensors)
+    if "ffn_gate_inp" in out or "attn_q" in out or "attn_qkv" in out:
+        return 0, 0
+    if "ssm_in" in out and "ssm_out" in out:
+        return out["ssm_out"][0], out["ssm_in"][-1]
+    return (0, 3 * shape.n_embd) if "time_mix_key" in out or "rwkv" in keys.arch else (0, 0)
+
+
 def _scratch(keys: _Keys, shape: _Shape, tensors: list[Tensor], used: int) -> int:
     """Elements per token alive at the peak of a layer: an upper bound, from what the projections write.
 
     The graph (llama-graph.cpp) peaks either in attention, or in the feed-forward part, where gate, up and their
     product are alive beside the residual and its norm; experts write their outputs before they are summed.
     """
-    out = {tensor.name.split(".")[2]: tensor.dims for tensor in tensors if tensor.name.endswith(".weight")}
+    out = _outputs(tensors)
 
     def wide(*names: str, axis: int = 1) -> int:
         return sum(out[name][axis] for name in names if name in out and len(out[name]) > axis)
 
     stream = shape.n_embd * _streams(keys)
     peaks = [wide("ffn_gate", "ffn_up") + wide("ffn_down", axis=0) + 2 * stream]
+    if stream > shape.n_embd:  # predictions and corrections of all streams
+        peaks[0] += 4 * stream
+    elif "post_ffw_norm" in out:
+        peaks[0] += stream
     if "ffn_down_exps" in out:
         experts = wide("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps") + wide("ffn_down_exps", axis=0)
         shared = wide("ffn_gate_shexp", "ffn_up_shexp") + wide("ffn_down_shexp", axis=0)
-        peaks.append(used * (experts + wide("ffn_down_exps")) + shared + 3 * stream)
+        written = wide("ffn_down_exps")
+        # The outputs of the experts go where their gates were when they fit there.
+        reused = written <= wide("ffn_down_exps", axis=0)
+        peaks.append(used * (experts + (0 if reused else written)) + shared + 3 * stream)
     projected = wide("attn_q", "attn_k", "attn_v", "attn_qkv")
     if "attn_k_b" in out and len(out["attn_k_b"]) == 3:
         _nope, latent, heads = out["attn_k_b"]
         key = latent + keys.number("rope.dimension_count", 0)
         query = wide("attn_q_b") or wide("attn_q")
-        value = wide("attn_v_b") * heads
-        peaks.append(query + 2 * heads * (latent + key) + value + 3 * key + 3 * stream)
+        peaks.append(query + heads * (latent + key) + 3 * key + 3 * stream)
     else:
-        peaks.append(2 * projected + wide("attn_output", axis=0) + 3 * stream)
+        peaks.append(2 * projected + wide("attn_output", axis=0) + 4 * stream)
     if "ssm_in" in out:
-        conv = wide("ssm_conv1d")
-        inner = wide("ssm_out", axis=0)
-        peaks.append(2 * wide("ssm_in") + 4 * conv + 9 * inner + 3 * stream)
+        peaks.append(wide("ssm_in") + 2 * wide("ssm_conv1d") + 2 * wide("ssm_out", axis=0) + 2 * stream)
+    if "time_mix_key" in out:
+        peaks.append(18 * stream + wide("channel_mix_key"))
     return max(peaks)
 
 

@@ -157,6 +157,12 @@ model:
         n_head:
           description: Query heads, or V(null).
           type: int
+        spill_out:
+          description: Bytes per token of an intermediate that is computed on the device of the next recurrent layer.
+          type: int
+        spill_in:
+          description: Bytes per token of what that intermediate is computed from.
+          type: int
     quantization:
       description: Kind of quantisation, or V(null).
       type: str
@@ -170,6 +176,9 @@ model:
       type: int
     stream:
       description: Elements per token that a layer hands to the next, or V(null).
+      type: int
+    side_input:
+      description: Elements per token of per-layer embeddings that enter beside it, or V(null).
       type: int
 """
 

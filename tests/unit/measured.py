@@ -18,10 +18,11 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Model
 
 DATA = Path(__file__).parent / "data" / "memory"
 NAMES = sorted(path.stem for path in DATA.glob("*.json"))
+FAMILY_DATA = Path(__file__).parent / "data" / "families"
+FAMILIES = sorted(path.stem for path in FAMILY_DATA.glob("*.json"))
 
 _NUMBERS = {"-c": "n_ctx", "-ub": "n_ubatch", "-b": "n_batch", "-np": "n_parallel"}
 _TEXTS = {"-ctk": "type_k", "-ctv": "type_v", "-fa": "flash_attn"}
-_SWITCHES = {"--swa-full", "--no-kv-unified", "--kv-unified", "-nkvo", "--cpu-moe"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Run:
 
 def read(name: str) -> dict[str, Any]:
     """The file as it is."""
-    data: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
+    directory = DATA if name in NAMES else FAMILY_DATA
+    data: dict[str, Any] = json.loads((directory / f"{name}.json").read_text())
     return data
 
 
@@ -81,21 +83,47 @@ def runs(name: str) -> tuple[Run, ...]:
     return tuple(_run(case, n_layer) for case in read(name)["cases"])
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """One run of llama-fit-params: per device its layers and (model, context, compute) in MiB, rounded down."""
+
+    params: ContextParams
+    devices: tuple[tuple[tuple[int, ...], tuple[int, int, int]], ...]
+    host: tuple[int, int, int]
+
+
+@cache
+def estimates(name: str) -> tuple[Estimate, ...]:
+    """Every run of a file of FAMILIES."""
+    n_layer = model(name).n_layer
+    found = []
+    for case in read(name)["cases"]:
+        ends = [sum(case["units"][: number + 1]) for number in range(len(case["units"]))]
+        held = [
+            tuple(index for index in range(end - count, end) if index < n_layer)
+            for end, count in zip(ends, case["units"])
+        ]
+        *devices, host = [tuple(row) for row in case["mib"]]
+        found.append(Estimate(_params(case["args"], 1), tuple(zip(held, devices)), host))
+    return tuple(found)
+
+
+def _params(args: str, slots: int) -> ContextParams:
+    """The parameters that ``args`` mean to a program that has ``slots`` unified slots unless -np says otherwise."""
+    words = shlex.split(args)
+    values = dict(zip(words, words[1:]))
+    options: dict[str, Any] = {"n_parallel": slots}
+    options.update((field, int(values[word])) for word, field in _NUMBERS.items() if word in values)
+    options.update((field, values[word]) for word, field in _TEXTS.items() if word in values)
+    unified = "--kv-unified" in words or ("-np" not in values and "--no-kv-unified" not in words)
+    options["kv_unified"] = unified or ("--no-kv-unified" not in words and options["n_parallel"] == 1)
+    options["swa_full"] = "--swa-full" in words
+    return ContextParams(**options)
+
+
 def _run(case: dict[str, Any], n_layer: int) -> Run:
     words = shlex.split(case["args"])
-    options: dict[str, Any] = {"n_parallel": 4 if case["kind"] == "server" else 1}
-    switches = {word for word in words if word in _SWITCHES}
     values = dict(zip(words, words[1:]))
-    for word, field in _NUMBERS.items():
-        if word in values:
-            options[field] = int(values[word])
-    for word, field in _TEXTS.items():
-        if word in values:
-            options[field] = values[word]
-    # llama-server has 4 unified slots unless -np says otherwise, llama-fit-params one.
-    unified = "--kv-unified" in switches or ("-np" not in values and "--no-kv-unified" not in switches)
-    options["kv_unified"] = unified or ("--no-kv-unified" not in switches and options["n_parallel"] == 1)
-    options["swa_full"] = "--swa-full" in switches
     offloaded = n_layer + 1 if values["-ngl"] == "all" else int(values["-ngl"])
     start = n_layer + 1 - offloaded
     devices = []
@@ -111,13 +139,13 @@ def _run(case: dict[str, Any], n_layer: int) -> Run:
     return Run(
         name=case["id"],
         kind=case["kind"],
-        params=ContextParams(**options),
+        params=_params(case["args"], 4 if case["kind"] == "server" else 1),
         devices=tuple(devices),
         host=_device(case["host"], (), False),
         pipelining=case["pipeline"],
         draft_mtp=values.get("--spec-type") == "draft-mtp",
-        kv_on_host="-nkvo" in switches,
-        experts_on_host="--cpu-moe" in switches or "--n-cpu-moe" in values,
+        kv_on_host="-nkvo" in words,
+        experts_on_host="--cpu-moe" in words or "--n-cpu-moe" in values,
         layers_on_host=tuple(range(start)),
     )
 

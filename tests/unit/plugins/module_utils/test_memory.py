@@ -142,6 +142,39 @@ def test_a_single_device_does_not_pipeline(name: str) -> None:
         assert one + logits >= device.compute_bytes, run.name
 
 
+@pytest.mark.parametrize("name", measured.FAMILIES)
+def test_other_families_as_llama_fit_params_accounts_for_them(name: str) -> None:
+    """Latent attention, indexers, compressed and shared caches, recurrent and hybrid layers: to the MiB printed."""
+    model = measured.model(name)
+    for run in measured.estimates(name):
+        for number, (layers, (model_mib, context_mib, compute_mib)) in enumerate(run.devices):
+            output = number == len(run.devices) - 1
+            where = (name, run.params, number)
+            assert weights(model, layers, output) // MIB == model_mib, where
+            assert context(model, layers, run.params) // MIB == context_mib, where
+            if output:
+                continue  # its figure includes logits for the whole micro batch, which llama-server does not keep
+            several_streams = model.stream != model.n_embd
+            artefact = 0 if number == 0 or several_streams else 4 * run.params.micro_batch * model.n_embd * 4
+            taken = compute_mib * MIB - artefact
+            bound = compute_bytes(
+                model,
+                run.params,
+                n_devices_listed=len(run.devices),
+                is_first=number == 0,
+                is_last_with_output=False,
+                pipelining=True,
+                layers=layers,
+            )
+            assert taken <= bound, where
+            if run.params.flash_attn != "off":
+                assert bound <= taken * 1.15 + 64 * MIB, where
+        assert model.input_bytes // MIB == run.host[0], name
+        bound = host_compute_bytes(model, run.params, pipelining=True)
+        assert run.host[2] * MIB <= bound, name
+        assert run.params.flash_attn == "off" or bound <= run.host[2] * 1.15 * MIB + 64 * MIB, name
+
+
 def test_the_device_without_layers_that_holds_the_output_needs_room_for_logits() -> None:
     model = measured.model("llama-8b-q4km")
     bound = compute_bytes(

@@ -13,6 +13,8 @@ import pytest
 from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import Header, MetaValue, Tensor
 from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Cache, Model, ModelError, model_from_header
 from ansible_collections.llamafleet.rpc.tests.unit import measured
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 CONTRACT = {
     "path", "architecture", "name", "n_layer", "n_embd", "n_vocab", "n_ctx_train", "n_expert", "n_expert_used",
@@ -406,6 +408,38 @@ def test_what_cannot_be_accounted_is_refused_by_name(arch: str, expected: str) -
 def test_nonsense_in_the_metadata_is_an_error_with_its_key(values: dict[str, Any], expected: str) -> None:
     with pytest.raises(ModelError, match=expected):
         model_from_header(make("llama", 2, values))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_random_metadata_and_shapes_fail_only_with_reasons(data: st.DataObject) -> None:
+    """Any value of any key that a real header has, and any shape of its tensors."""
+    name = data.draw(st.sampled_from(measured.NAMES + measured.FAMILIES))
+    header = measured.header(name)
+    metadata = dict(header.metadata)
+    value = st.one_of(
+        st.none(),
+        st.integers(-2, 1 << 50),
+        st.floats(),
+        st.booleans(),
+        st.text(max_size=3),
+        st.lists(st.integers(-1, 300), max_size=9).map(tuple),
+    )
+    for key in data.draw(st.lists(st.sampled_from(sorted(metadata)), max_size=3)):
+        new = data.draw(value)
+        if new is None:
+            metadata.pop(key, None)
+        else:
+            metadata[key] = new
+    tensors = list(header.tensors)
+    shape = st.lists(st.integers(0, 1 << 40), max_size=4).map(tuple)
+    for place in data.draw(st.lists(st.integers(0, len(tensors) - 1), max_size=3)):
+        tensors[place] = replace(tensors[place], dims=data.draw(shape))
+    try:
+        model = model_from_header(replace(header, metadata=metadata, tensors=tuple(tensors)))
+    except ModelError:
+        return
+    assert Model.from_dict(model.to_dict()) == model
 
 
 def test_an_incomplete_header_is_an_error() -> None:
