@@ -99,7 +99,8 @@ def proof_lines(proof: Mapping[str, Any], url: str) -> List[str]:
         for row in proof.get("table") or []
     ]
     lines = ["promised and measured, MiB"] + table(head, rows)
-    lines += [f"problem: {problem}" for problem in proof.get("problems") or []]
+    for problem in proof.get("problems") or []:
+        lines.append(f"{problem['severity']}: {problem['text']}")
     answer = proof.get("proof") or {}
     if answer.get("text") is not None:
         lines.append(f"answer: {answer.get('prompt', '')}{answer['text']}")
@@ -110,4 +111,23 @@ def proof_lines(proof: Mapping[str, Any], url: str) -> List[str]:
         f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
         """-d '{"messages": [{"role": "user", "content": "Hello"}]}'"""
     )
+    return lines
+
+
+def worker_lines(results: Sequence[Mapping[str, Any]]) -> List[str]:
+    """What rpc_info found out about each worker: state, client, protocol, devices, and what to do if anything is wrong."""
+    lines = []
+    for result in results:
+        parts = [f"{result['endpoint']} {result['status']}"]
+        if result.get("client"):
+            parts.append(f"serves {result['client']}")
+        if result.get("protocol"):
+            parts.append(f"protocol {result['protocol']}")
+        parts += [
+            f"device {device['index']}: {mib(device['free'])} of {mib(device['total'])} MiB free, as it claims"
+            for device in result.get("devices") or []
+        ]
+        if result.get("hint"):
+            parts.append(str(result["hint"]))
+        lines.append(", ".join(parts))
     return lines

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils._report import plan_lines, proof_lines
+from ansible_collections.llamafleet.rpc.plugins.module_utils._report import plan_lines, proof_lines, worker_lines
 
 MIB = 1 << 20
 PLAN: dict[str, Any] = {
@@ -50,7 +50,20 @@ def test_proof_shows_both_sides_the_answer_and_the_way_in() -> None:
         "kv_promised": 2 * MIB, "kv_measured": None, "compute_promised": 3 * MIB, "compute_measured": 2 * MIB,
         "headroom": MIB,
     }  # fmt: skip
-    proof = {"table": [row], "problems": ["KV is missing"], "proof": {"text": " Paris.", "tokens_per_s": 40.0}}
+    proof = {"table": [row], "problems": [{"severity": "error", "code": "kv", "text": "KV is missing"}], "proof": {"text": " Paris.", "tokens_per_s": 40.0}}
     text = "\n".join(proof_lines(proof, "http://127.0.0.1:8080"))
-    assert "RPC0 (127.0.0.1:5)" in text and "-" in text and "problem: KV is missing" in text
+    assert "RPC0 (127.0.0.1:5)" in text and "-" in text and "error: KV is missing" in text
     assert " Paris." in text and "40.0 tokens/s" in text and "curl http://127.0.0.1:8080/v1/chat/completions" in text
+
+
+def test_workers_are_shown_with_what_is_wrong() -> None:
+    lines = worker_lines(
+        [
+            {"endpoint": "127.0.0.1:5", "status": "busy_ours", "client": "127.0.0.1:4000"},
+            {"endpoint": "127.0.0.1:6", "status": "refused", "hint": "It does not run."},
+            {"endpoint": "127.0.0.1:7", "status": "ok", "protocol": "7.0.0", "devices": [{"index": 0, "free": MIB, "total": 2 * MIB}]},
+        ]
+    )  # fmt: skip
+    assert lines[0] == "127.0.0.1:5 busy_ours, serves 127.0.0.1:4000"
+    assert lines[1] == "127.0.0.1:6 refused, It does not run."
+    assert "protocol 7.0.0" in lines[2] and "1.00 of 2.00 MiB free" in lines[2]
