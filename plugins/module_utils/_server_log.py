@@ -191,8 +191,8 @@ def diagnose(lines: Iterable[str]) -> list[Finding]:
 def compare(plan: Mapping[str, Any], log: ServerLog) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """(rows, problems): the plan's promise against the log's last start.
 
-    A row per device that has units, in the plan's order, then one for the primary's own memory ("host", with the
-    blocks that the plan leaves on its CPU): {device, host, endpoint, layers, units, units_measured, output, and for
+    A row per device that has units, in the plan's order, then one for the primary's own memory ("host": the plan's
+    primary_host, blocks on its CPU included): {device, host, endpoint, layers, units, units_measured, output, and for
     weights, kv and compute <kind>_promised and <kind>_measured, total_promised, total_measured, usable, headroom,
     equal_to_printed_digit}. Bytes; None where the log does not say. `equal_to_printed_digit` is about weights and
     cache, which are exact; compute is an upper bound. It is None where nothing was measured, and for mapped host
@@ -290,16 +290,14 @@ def _device_row(device: Mapping[str, Any], log: ServerLog) -> dict[str, Any]:
 
 
 def _host_row(host: Mapping[str, Any], cpu: Sequence[Mapping[str, Any]], log: ServerLog) -> dict[str, Any]:
-    promised = {
-        kind: int(host.get(kind) or 0) + sum(int(device[kind]) for device in cpu)
-        for kind in ("weights", "kv", "compute")
-    }
+    promised = {kind: int(host.get(kind) or 0) for kind in ("weights", "kv", "compute")}
     measured = {kind: log.amount("host", kind).bytes for kind in ("weights", "kv", "compute")}
     # The buffer of the results (logits) is memory of the primary too; the plan counts it with its compute memory.
     output = log.amount("host", "output").bytes
     if output is not None:
         measured["compute"] = (measured["compute"] or 0) + output
-    row = _row("host", promised, measured, host.get("usable"))
+    # The prompt cache fills while the server works: it is promised, and never in the log of a start.
+    row = _row("host", promised, measured, host.get("usable"), int(host.get("cache_ram") or 0))
     equal: bool | None = all(log.amount("host", kind).equals(promised[kind]) for kind in ("weights", "kv"))
     row.update(
         host=cpu[0]["host"] if cpu else None,
@@ -314,15 +312,15 @@ def _host_row(host: Mapping[str, Any], cpu: Sequence[Mapping[str, Any]], log: Se
 
 
 def _row(
-    name: str, promised: Mapping[str, int], measured: Mapping[str, int | None], usable: int | None
+    name: str, promised: Mapping[str, int], measured: Mapping[str, int | None], usable: int | None, reserved: int = 0
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"device": name, "usable": usable}
     for kind in ("weights", "kv", "compute"):
         row[f"{kind}_promised"], row[f"{kind}_measured"] = promised[kind], measured[kind]
     known = [value for value in measured.values() if value is not None]
-    row["total_promised"] = sum(promised.values())
+    row["total_promised"] = sum(promised.values()) + reserved
     row["total_measured"] = sum(known) if known else None
-    row["headroom"] = usable - row["total_measured"] if usable is not None and known else None
+    row["headroom"] = usable - row["total_measured"] - reserved if usable is not None and known else None
     return row
 
 

@@ -46,7 +46,15 @@ def device(endpoint: str | None, index: int, name: str, units: int, first: int, 
 
 
 def plan(*devices: dict[str, Any], host_weights: int = EMBEDDING) -> dict[str, Any]:
-    host = {"weights": host_weights, "kv": 0, "compute": 40 * MIB, "usable": 1000 * MIB}
+    """As plan_split makes it: primary_host includes the blocks on the primary's CPU."""
+    own = [device for device in devices if (device["endpoint"], device["device"]) == (None, "CPU")]
+    host = {
+        "weights": host_weights + sum(device["weights"] for device in own),
+        "kv": sum(device["kv"] for device in own),
+        "compute": 40 * MIB,
+        "cache_ram": 256 * MIB,
+        "usable": 1000 * MIB,
+    }
     return {"devices": list(devices), "primary_host": host}
 
 
@@ -69,6 +77,8 @@ def test_promised_equals_measured_to_the_printed_digit() -> None:
     assert first["total_measured"] == first["weights_measured"] + first["kv_measured"] + first["compute_measured"]
     assert first["headroom"] == 200 * MIB - first["total_measured"]
     assert host["compute_measured"] == round(19.32 * MIB) + round(0.19 * MIB)
+    assert host["total_promised"] == EMBEDDING + (40 + 256) * MIB
+    assert host["headroom"] == (1000 - 256) * MIB - host["total_measured"]
 
 
 def test_a_digit_that_differs_is_seen() -> None:
@@ -105,6 +115,7 @@ def test_blocks_on_the_primarys_cpu_count_to_the_host_and_layers_are_compared() 
     assert (host["units"], host["units_measured"], host["kv_measured"]) == (10, 10, 15 * MIB)
     # 92.10 MiB is the mapped range of the file, not what the ten blocks and the embedding take.
     assert host["equal_to_printed_digit"] is None
+    assert (host["weights_promised"], host["kv_promised"]) == (EMBEDDING + 10 * BLOCK, 15 * MIB)
     assert [row["units_measured"] for row in rows[:2]] == [12, 9]
     shifted = plan(own, device(A, 0, "RPC0", 12, 10), device(B, 1, "RPC2", 9, 22))
     shifted["devices"][1]["units"], shifted["devices"][2]["units"] = 11, 10
