@@ -115,6 +115,9 @@ def test_blocks_on_the_primarys_cpu_count_to_the_host_and_layers_are_compared() 
     assert (host["units"], host["units_measured"], host["kv_measured"]) == (10, 10, 15 * MIB)
     # 92.10 MiB is the mapped range of the file, not what the ten blocks and the embedding take.
     assert host["equal_to_printed_digit"] is None
+    assert host["headroom"] == (1000 - 256) * MIB - (
+        host["total_measured"] - round(92.10 * MIB) + EMBEDDING + 10 * BLOCK
+    )
     assert (host["weights_promised"], host["kv_promised"]) == (EMBEDDING + 10 * BLOCK, 15 * MIB)
     assert [row["units_measured"] for row in rows[:2]] == [12, 9]
     shifted = plan(own, device(A, 0, "RPC0", 12, 10), device(B, 1, "RPC2", 9, 22))
