@@ -298,10 +298,10 @@ def _host_row(host: Mapping[str, Any], cpu: Sequence[Mapping[str, Any]], log: Se
         measured["compute"] = (measured["compute"] or 0) + output
     # The prompt cache fills while the server works: it is promised, and never in the log of a start.
     row = _row("host", promised, measured, host.get("usable"), int(host.get("cache_ram") or 0))
-    if log.host_mapped and row["headroom"] is not None:
-        # A mapped range of the file may cover tensors of other devices, which take no memory here.
-        row["headroom"] += max(0, (row["weights_measured"] or 0) - promised["weights"])
     equal: bool | None = all(log.amount("host", kind).equals(promised[kind]) for kind in ("weights", "kv"))
+    if not equal and log.host_mapped and row["headroom"] is not None:
+        # The mapped range of the file may cover tensors of other devices, which take no memory here.
+        row["headroom"] += max(0, (row["weights_measured"] or 0) - promised["weights"])
     row.update(
         host=cpu[0]["host"] if cpu else None,
         endpoint=None,
