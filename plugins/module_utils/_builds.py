@@ -342,6 +342,8 @@ def source_of(
             )
         if not re.match(r"(https?|ssh|git|file)://|/|[\w.-]+@[\w.-]+:", repository):
             raise BuildError(f"repository {repository!r} is no URL or absolute path that git can fetch from")
+        if re.match(r"https?://[^/]*@", repository):
+            raise BuildError("leave account and password out of the repository's URL: it is kept in logs")
         spec.update(repository=repository)
     elif kind == "archive":
         if bool(url) == bool(path):

@@ -150,8 +150,8 @@ ansible_facts:
   contains:
     llamafleet_build:
       description:
-        - The build. RV(ansible_facts.llamafleet_build.manifest_id) names all that decided its bytes.
-          RV(ansible_facts.llamafleet_build.protocol) is none where it is not known for a build between two known ones.
+        - The build. C(manifest_id) stands for all that decided its bytes. C(protocol) is none for a build between two
+          known ones with different protocols. C(source_sha256) is none and C(commit) set for O(source=git).
       type: dict
       sample:
         build: b11434

@@ -237,6 +237,9 @@ def test_every_source_is_pinned() -> None:
     for repository in ("--upload-pack=touch", "ext::sh -c x", "relative/path", ""):
         with pytest.raises(BuildError, match="no URL or absolute path"):
             _builds.source_of("b11434", "git", repository=repository, commit=commit)
+    with pytest.raises(BuildError, match="leave account and password out") as caught:
+        _builds.source_of("b11434", "git", repository="https://u:secret@h/x", commit=commit)
+    assert "secret" not in str(caught.value)
     for repository in ("git@host:owner/name.git", "ssh://host/x", "/srv/mirror.git", "file:///srv/x"):
         _builds.source_of("b11434", "git", repository=repository, commit=commit)
     with pytest.raises(BuildError, match="either url or path"):

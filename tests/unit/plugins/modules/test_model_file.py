@@ -62,6 +62,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.asked: list[tuple[str, str, str | None, str | None]] = []
         self.cut_after: int | None = None  # bytes of a body after which the connection ends, once
         self.status: list[int] = []  # statuses to answer before the real one
+        self.sent = 0  # bytes of bodies
         self.pause = 0.0  # seconds per 64 KiB
         self.ranges = True
         self.etag = '"one"'
@@ -119,6 +120,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for offset in range(0, len(rest), 65536):
             try:
                 self.wfile.write(rest[offset : offset + 65536])
+                server.sent += 65536
             except OSError:
                 return
             time.sleep(server.pause)
@@ -267,6 +269,12 @@ def test_what_is_no_whole_model_is_told_apart(
     result = fetch(run, server, sha256=[], unverified=True)
     assert re.search(words, result["msg"], re.DOTALL), result["msg"]
     assert not (tmp_path / "p/models/m.gguf").exists()
+
+
+def test_what_is_no_model_is_not_read_to_its_end(run: Call, server: Server) -> None:
+    server.files["/m.gguf"] = b"<html>" + b" " * (64 << 20)
+    assert "is an HTML page" in fetch(run, server)["msg"]
+    assert server.sent < 32 << 20
 
 
 def test_a_wrong_hash_is_told_and_not_kept(run: Call, server: Server, tmp_path: Path) -> None:
