@@ -201,7 +201,7 @@ def compute_bytes(
     held = list(range(len(model.layers)) if layers is None else layers)
     pipelined = pipelining and n_devices_listed > 1
     activation = _activation(model, params)
-    resident = _resident(model, is_first) * activation if pipelined else 2 * activation
+    resident = _resident(model, is_first) * activation if pipelined else 3 * activation
     if model.side_input:
         resident += (3 if is_first else 2) * params.micro_batch * model.side_input * _F32
         if pipelined and is_first and activation == params.micro_batch * model.n_embd * _F32:

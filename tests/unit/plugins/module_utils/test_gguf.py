@@ -244,6 +244,7 @@ HUGE = 1 << 60
         pytest.param(head(1, 0) + tensor("t", (1 << 58,), 0, 0), id="tensor size"),
         pytest.param(head(1 << 20, 0), id="tensors of no bytes"),
         pytest.param(head(0, 1) + pair("k", 9, struct.pack("<IQ", 8, 1 << 33)), id="array of empty strings"),
+        pytest.param(head(0, 1) + pair("k", 9, struct.pack("<IQ", 8, 1 << 24)), id="fewer empty strings"),
         pytest.param(head(0, 1 << 15), id="entries without a key"),
     ],
 )
@@ -255,10 +256,10 @@ def test_claimed_counts_cost_neither_time_nor_memory(data: bytes, size: int, tmp
         file.write(data)
         file.truncate(max(size, len(data) + 64))
     tracemalloc.start()
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(GgufError):
         read_model(str(path))
-    elapsed = time.monotonic() - started
+    elapsed = time.process_time() - started
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert elapsed < 1.0
@@ -269,12 +270,14 @@ def test_many_strings_are_bounded(tmp_path: Path) -> None:
     """The most strings that are let through take less than a second to step over."""
     count = 1 << 21
     data = head(0, 1) + pair("k", 9, struct.pack("<IQ", 8, count)) + bytes(8 * count)
-    started = time.monotonic()
+    started = time.process_time()
     assert header_of(data, tmp_path / "m.gguf").array_lengths == {"k": count}
-    assert time.monotonic() - started < 2.0  # a second on an idle core, and tests share one
+    assert time.process_time() - started < 2.0  # 0.7 s on an idle core
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     cut=st.integers(0, 4000),
     edits=st.lists(st.tuples(st.integers(0, 4000), st.binary(min_size=1, max_size=8)), max_size=4),

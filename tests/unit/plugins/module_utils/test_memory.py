@@ -220,12 +220,26 @@ def test_compute_of_a_model_without_the_optional_extras_stays_a_bound() -> None:
             assert taken <= bound
 
 
-def test_layers_on_the_primary_add_to_its_own_compute() -> None:
-    model = measured.model("llama-8b-q4km")
-    (run,) = [run for run in measured.runs("llama-8b-q4km") if run.layers_on_host]
+@pytest.mark.parametrize("name", measured.NAMES)
+def test_layers_on_the_primary_add_to_its_own_compute_and_end_pipelining(name: str) -> None:
+    model = measured.model(name)
+    (run,) = [run for run in measured.runs(name) if run.layers_on_host]
+    assert not run.pipelining
     bound = host_compute_bytes(model, run.params, run.pipelining, run.layers_on_host)
-    assert run.host.compute_real_bytes is not None
-    assert run.host.compute_real_bytes <= bound <= run.host.compute_real_bytes * 1.15 + 64 * MIB
+    taken = run.host.compute_real_bytes or run.host.compute_bytes
+    assert taken <= bound <= taken * 1.15 + 64 * MIB
+    device = run.devices[0]
+    bound = compute_bytes(
+        model,
+        run.params,
+        n_devices_listed=2,
+        is_first=True,
+        is_last_with_output=False,
+        pipelining=run.pipelining,
+        layers=device.layers,
+    )
+    taken = device.compute_real_bytes or device.compute_bytes
+    assert taken <= bound <= taken * 1.15 + 64 * MIB
 
 
 def test_b1_02_three_to_one_is_layers_not_memory() -> None:

@@ -13,7 +13,7 @@ import pytest
 from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import Header, MetaValue, Tensor
 from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Cache, Model, ModelError, model_from_header
 from ansible_collections.llamafleet.rpc.tests.unit import measured
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 CONTRACT = {
@@ -410,7 +410,7 @@ def test_nonsense_in_the_metadata_is_an_error_with_its_key(values: dict[str, Any
         model_from_header(make("llama", 2, values))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_random_metadata_and_shapes_fail_only_with_reasons(data: st.DataObject) -> None:
     """Any value of any key that a real header has, and any shape of its tensors."""
