@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _builds, _fetch
 from ansible_collections.llamafleet.rpc.plugins.module_utils._builds import BuildError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_json, write_json
-from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import Job, account_for, is_running
+from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import Job, account_for, idle, is_running
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
 
 if TYPE_CHECKING:
@@ -220,11 +220,21 @@ def make_build(job: Job, args: Mapping[str, Any], _secrets: Mapping[str, str]) -
     shutil.rmtree(final, ignore_errors=True)  # a damaged one
     os.rename(staged, final)
     activate(prefix, name)
-    shutil.rmtree(work)
-    for leftover in ("src", "archive"):
-        path = os.path.join(job.directory, leftover)
-        shutil.rmtree(path) if os.path.isdir(path) else _fetch.remove(path)
+    _sweep(job.directory)
+    jobs = os.path.dirname(job.directory)
+    for entry in _entries(jobs):
+        if entry.startswith("build-") and entry != os.path.basename(job.directory):
+            with idle(os.path.join(jobs, entry)) as free:  # what was begun for other inputs, and given up
+                if free:
+                    _sweep(os.path.join(jobs, entry))
     return {"name": name, "before": before, "made": True}
+
+
+def _sweep(directory: str) -> None:
+    """Remove what a job needs while it builds; its log and status stay."""
+    for name in ("work", "src", "src.tmp", "archive", "archive.part"):
+        path = os.path.join(directory, name)
+        shutil.rmtree(path) if os.path.isdir(path) else _fetch.remove(path)
 
 
 def _sources(job: Job, work: str, args: Mapping[str, Any]) -> str:
@@ -255,13 +265,13 @@ def _sources(job: Job, work: str, args: Mapping[str, Any]) -> str:
 def _git(job: Job, work: str, tag: str, source: Mapping[str, Any]) -> str:
     """A checkout of exactly the expected commit."""
     tree, commit = os.path.join(work, "git"), source["commit"]
-    env = {
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_CONFIG_COUNT": "5",
-        # a stalled server ends it; no clean-up process stays behind; a mirror on disk may belong to somebody else
-        **_git_config({"http.lowSpeedLimit": "1000", "http.lowSpeedTime": "60", "gc.auto": "0"}),
-        **_git_config({"maintenance.auto": "false", "safe.directory": "*"}, 3),
-    }
+    env = {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_COUNT": "4"}
+    # a stalled server ends it, and no clean-up process stays behind
+    settings = {"http.lowSpeedLimit": "1000", "http.lowSpeedTime": "60", "gc.auto": "0", "maintenance.auto": "false"}
+    for number, (key, value) in enumerate(settings.items()):
+        env[f"GIT_CONFIG_KEY_{number}"], env[f"GIT_CONFIG_VALUE_{number}"] = key, value
+    if source["repository"].startswith(("/", "file:")):
+        env["GIT_CONFIG_GLOBAL"] = _foreign_mirror(job, work)
     git = ["git", "-C", tree]
     if not os.path.isdir(tree):
         job.own_directory(tree)
@@ -280,36 +290,44 @@ def _git(job: Job, work: str, tag: str, source: Mapping[str, Any]) -> str:
     return tree
 
 
-def _git_config(values: Mapping[str, str], first: int = 0) -> dict[str, str]:
-    result = {}
-    for number, (key, value) in enumerate(values.items(), first):
-        result[f"GIT_CONFIG_KEY_{number}"] = key
-        result[f"GIT_CONFIG_VALUE_{number}"] = value
-    return result
+def _foreign_mirror(job: Job, work: str) -> str:
+    """A git configuration that reads a mirror on disk which belongs to another account, beside the account's own.
+
+    (git hands GIT_CONFIG_COUNT on to no second repository, so a file it is.)
+    """
+    home = job.environment(work).get("HOME", work)
+    path = os.path.join(job.directory, "gitconfig")
+    own = "".join(f"[include]\n\tpath = {home}/{name}\n" for name in (".gitconfig", ".config/git/config"))
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.write(own + "[safe]\n\tdirectory = *\n")
+    return path
+
+
+def find_build_tools(runner: Runner, switches: Sequence[str]) -> tuple[str | None, tuple[str, str] | None]:
+    """(cmake, (generator, its program)) of the system; None for a cmake too old or not there, and for neither tool."""
+    low = _builds.cmake_minimum(switches)
+    cmake = runner.which("cmake")
+    match = re.search(r"cmake version (\d+)\.(\d+)", runner.run([cmake, "--version"]).stdout) if cmake else None
+    usable = match is not None and (int(match.group(1)), int(match.group(2))) >= low
+    ninja = runner.which("ninja") or runner.which("ninja-build")
+    make = runner.which("gmake") or runner.which("make")
+    if ninja is not None:
+        return cmake if usable else None, ("Ninja", ninja)
+    return cmake if usable else None, ("Unix Makefiles", make) if make is not None else None
 
 
 def _build_tools(job: Job, work: str, switches: Sequence[str]) -> tuple[str, tuple[str, str]]:
-    """(cmake, (generator, its program)): from the system, or else pinned ones from the Python package index."""
-    system = SystemRunner()
-    low = _builds.cmake_minimum(switches)
-    cmake = system.which("cmake") or ""
-    match = re.search(r"cmake version (\d+)\.(\d+)", system.run([cmake, "--version"]).stdout) if cmake else None
-    usable = match is not None and (int(match.group(1)), int(match.group(2))) >= low
-    ninja, make = system.which("ninja") or system.which("ninja-build"), system.which("gmake") or system.which("make")
-    wanted = "" if usable else _fetch.CMAKE_REQUIREMENTS
-    if not (ninja or make):
-        wanted += _fetch.NINJA_REQUIREMENTS
+    """Those of the system, or else pinned ones of the Python package index."""
+    cmake, generator = find_build_tools(SystemRunner(), switches)
+    wanted = "" if cmake else _fetch.CMAKE_REQUIREMENTS
+    wanted += "" if generator else _fetch.NINJA_REQUIREMENTS
     if wanted:
-        lacks = [
-            name
-            for name, there in ((f"cmake {low[0]}.{low[1]} or newer", usable), ("ninja or make", ninja or make))
-            if not there
-        ]
-        job.log(f"this host has no {' and no '.join(lacks)}: taking the pinned one of the Python package index")
         place = _fetch.python_environment(job, work, wanted)
-        cmake = cmake if usable else os.path.join(place, "cmake")
-        ninja = ninja or (None if make else os.path.join(place, "ninja"))
-    return cmake, ("Ninja", ninja) if ninja else ("Unix Makefiles", str(make))
+        cmake = cmake or os.path.join(place, "cmake")
+        generator = generator or ("Ninja", os.path.join(place, "ninja"))
+    assert cmake is not None
+    assert generator is not None
+    return cmake, generator
 
 
 def _configure(

@@ -156,6 +156,17 @@ def is_running(directory: str) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def idle(directory: str) -> Iterator[bool]:
+    """Keep jobs out of a directory for a moment: True, or False when one is in it."""
+    handle = _take(directory)
+    if handle is None:
+        yield False
+        return
+    with contextlib.closing(handle):
+        yield True
+
+
 def _status(directory: str) -> dict[str, Any]:
     value = read_json(os.path.join(directory, "status.json"))
     return value if isinstance(value, dict) else {}

@@ -140,7 +140,8 @@ def ls_remote(runner: Runner, repository: str, tag: str, timeout: float) -> tupl
     if answer.rc == 127:
         return None, "git is not installed"
     if answer.rc != 0:
-        return None, (answer.stderr.strip().splitlines() or ["no answer"])[-1]
+        lines = answer.stderr.strip().splitlines()
+        return None, next((line for line in lines if line.startswith("fatal:")), lines[-1] if lines else "no answer")
     found = {name: commit for commit, _tab, name in (line.partition("\t") for line in answer.stdout.splitlines())}
     seen = found.get(reference + "^{}") or found.get(reference)
     return seen, "" if seen else f"{repository} has no tag {tag}"
