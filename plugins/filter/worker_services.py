@@ -28,7 +28,7 @@ options:
     description: Facts of M(llamafleet.rpc.host_facts). Without them or O(build) only the names of the services are given.
     type: dict
   build:
-    description: The installed build, of which C(worker_binary) is used.
+    description: The installed build, of which C(bin_dir) and C(worker_binary) are used.
     type: dict
   cluster:
     description: Cluster that instances serve which name none of their own.

@@ -121,14 +121,15 @@ def worker_service(
 ) -> Dict[str, Any]:
     """Options of the managed_service module for one instance.
 
-    ``facts`` are those of host_facts, ``build`` that of the llama_build role (worker_binary), ``directory`` the state
+    ``facts`` are those of host_facts, ``build`` that of the llama_build role (bin_dir, worker_binary), ``directory`` the state
     directory of the host: the service may write to its ``run`` below it, its log lies beside that, out of its reach.
     """
     devices = instance_devices(instance, facts)
     backend = str(instance.get("backend") or _backend_of(devices, facts))
     run = directory + "/run"
     port = int(instance["port"])
-    argv = [str(build["worker_binary"]), "-H", address, "-p", str(port), "-d", ",".join(devices)]
+    # The versioned directory and not the link to the current one: a new build then is a new definition, and a restart.
+    argv = [f"{build['bin_dir']}/{build['worker_binary']}", "-H", address, "-p", str(port), "-d", ",".join(devices)]
     if "CPU" in devices:
         argv += ["-t", str(instance.get("threads") or facts.get("cpu", {}).get("physical_cores") or 1)]
     environment = {

@@ -214,7 +214,7 @@ def main() -> None:
         )
         outcome = converge(manager, service, options["state"], module.check_mode)
     except FleetError as error:
-        module.fail_json(msg=f"service {options['name']}: {error}")
+        module.fail_json(msg=str(error))
     path = manager.path(options["name"])
     process = describe_process(runner, outcome.pid) if outcome.pid else None
     module.exit_json(

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import WorkerError, worker_instances
 
-BUILD = {"worker_binary": "/opt/llamafleet/builds/b11434-x/bin/ggml-rpc-server"}
+BUILD = {"bin_dir": "/opt/llamafleet/builds/b11434-x/bin", "worker_binary": "ggml-rpc-server"}
+PROGRAM = "/opt/llamafleet/builds/b11434-x/bin/ggml-rpc-server"
 FACTS = {
     "backend": "cuda",
     "cpu": {"physical_cores": 6},
@@ -30,7 +31,7 @@ def instances(entries: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]
 def test_devices_are_always_named_and_there_is_no_m() -> None:
     """Law 13: a broken driver is an error and not a silent CPU; -m ends a worker of today with status 0."""
     (one,) = instances([{"name": "default", "port": 50052}])
-    assert one["service"]["argv"] == [BUILD["worker_binary"], "-H", "10.0.0.2", "-p", "50052", "-d", "CUDA0,CUDA1"]
+    assert one["service"]["argv"] == [PROGRAM, "-H", "10.0.0.2", "-p", "50052", "-d", "CUDA0,CUDA1"]
     assert one["endpoint"] == "10.0.0.2:50052"
     assert one["service"]["name"] == "llama-rpc-default-default"
     assert one["service"]["profile"] == "gpu"
