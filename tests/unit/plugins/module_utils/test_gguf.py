@@ -266,6 +266,17 @@ def test_claimed_counts_cost_neither_time_nor_memory(data: bytes, size: int, tmp
     assert peak < 4 << 20
 
 
+def test_a_header_that_leads_far_away_is_not_followed(tmp_path: Path) -> None:
+    """Over HTTP without ranges every byte on the way would be downloaded."""
+    path = tmp_path / "m.gguf"
+    with path.open("wb") as file:
+        file.write(head(0, 2) + pair("k", 8, struct.pack("<Q", 300 << 20)))
+        file.truncate(1 << 30)
+    with serve(Server(tmp_path, ranges=False)) as server, pytest.raises(GgufError, match="no header is longer"):
+        read_model_url(server.url("m.gguf"), timeout=10)
+    assert server.sent < 16 << 20
+
+
 def test_many_strings_are_bounded(tmp_path: Path) -> None:
     """The most strings that are let through take less than a second to step over."""
     count = 1 << 21
