@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import (
     Device,
+    Ram,
     crowded,
     mib_text,
+    number,
     ram_pool,
     reserve_bytes,
     usable_bytes,
@@ -26,6 +28,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import Flee
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Runner
 
 CPUS = "/sys/devices/system/cpu"
+NODES = "/sys/devices/system/node"
 
 
 class DetectError(FleetError):
@@ -117,7 +120,7 @@ def parse_cpu_list(text: str | None) -> frozenset[int]:
     cpus: set[int] = set()
     for part in (text or "").strip().split(","):
         first, dash, last = part.partition("-")
-        if not (_is_number(first) and (not dash or _is_number(last))):
+        if not (number(first) is not None and (not dash or number(last) is not None)):
             return frozenset()
         low, high = int(first), int(last) if dash else int(first)
         if not low <= high < 8192:
@@ -165,7 +168,8 @@ def detect_cpu(runner: Runner, arch: str) -> Cpu:
         isa=isa_level(arch, flags),
         features=tuple(sorted(flags & GGML_FEATURES)),
         numa_nodes=max(
-            1, sum(name[:4] == "node" and _is_number(name[4:]) for name in runner.listdir("/sys/devices/system/node"))
+            1,
+            sum(name[:4] == "node" and number(name[4:]) is not None for name in runner.listdir(NODES)),
         ),
     )
 
@@ -199,7 +203,7 @@ def _fast_cpus(runner: Runner, cpus: frozenset[int]) -> frozenset[int]:
     intel = parse_cpu_list(runner.read("/sys/devices/cpu_core/cpus")) & cpus
     if intel and intel != cpus:
         return intel
-    capacity = {cpu: _number(runner.read(f"{CPUS}/cpu{cpu}/cpu_capacity")) or 0 for cpu in cpus}
+    capacity = {cpu: number(runner.read(f"{CPUS}/cpu{cpu}/cpu_capacity")) or 0 for cpu in cpus}
     # big.LITTLE: the kernel scales the fastest core to 1024; little cores are below half of it.
     fast = frozenset(cpu for cpu, value in capacity.items() if value * 2 > max(capacity.values()))
     return fast if fast != cpus else frozenset()
@@ -257,11 +261,11 @@ def memory_rooms(runner: Runner) -> list[Room]:
     rooms = []
     for where, version in cgroup_dirs(runner, "memory"):
         names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
-        limits = [size for size in (_number(runner.read(f"{where}/{name}")) for name in names) if size is not None]
+        limits = [size for size in (number(runner.read(f"{where}/{name}")) for name in names) if size is not None]
         limit = min(limits, default=NO_LIMIT)
         if limit >= NO_LIMIT:
             continue
-        current = _number(runner.read(f"{where}/{'memory.current' if version == 2 else 'memory.usage_in_bytes'}")) or 0
+        current = number(runner.read(f"{where}/{'memory.current' if version == 2 else 'memory.usage_in_bytes'}")) or 0
         rooms.append(Room(where, limit, max(0, current - _reclaimable(runner.read(f"{where}/memory.stat"), version))))
     return rooms
 
@@ -277,7 +281,7 @@ def _reclaimable(stat: str | None, version: int) -> int:
     for line in (stat or "").splitlines():
         key, _blank, value = line.partition(" ")
         if key in keys:
-            total += _number(value) or 0
+            total += number(value) or 0
     return total
 
 
@@ -287,10 +291,10 @@ def cpu_quota(runner: Runner) -> float | None:
     for where, version in cgroup_dirs(runner, "cpu"):
         if version == 2:
             words = (runner.read(f"{where}/cpu.max") or "").split()
-            quota, period = (_number(words[0]), _number(words[1])) if len(words) == 2 else (None, None)
+            quota, period = (number(words[0]), number(words[1])) if len(words) == 2 else (None, None)
         else:
-            quota = _number(runner.read(f"{where}/cpu.cfs_quota_us"))
-            period = _number(runner.read(f"{where}/cpu.cfs_period_us"))
+            quota = number(runner.read(f"{where}/cpu.cfs_quota_us"))
+            period = number(runner.read(f"{where}/cpu.cfs_period_us"))
         if quota and period:
             quotas.append(quota / period)
     return min(quotas, default=None)
@@ -310,6 +314,12 @@ class Memory:
     hugepages: int = 0
     hugepages_free: int = 0
     warnings: tuple[str, ...] = ()
+    own: int = 0
+
+    @property
+    def ram(self) -> Ram:
+        """What the rules for devices that use the RAM need of it."""
+        return Ram(self.total, self.total if self.limit is None else self.limit, self.available, self.own)
 
     def to_dict(self) -> dict[str, int | None]:
         """The four figures of the contract."""
@@ -322,7 +332,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
     for line in text.splitlines():
         key, _colon, rest = line.partition(":")
         words = rest.split()
-        if words and _is_number(words[0]) and words[1:] in ([], ["kB"]):
+        if words and number(words[0]) is not None and words[1:] in ([], ["kB"]):
             found[key.strip()] = int(words[0]) * (1024 if len(words) == 2 else 1)
     return found
 
@@ -333,7 +343,7 @@ def arc_reclaimable(text: str | None) -> int:
     for line in (text or "").splitlines():
         words = line.split()
         if len(words) == 3 and words[0] in ("size", "c_min"):
-            values[words[0]] = _number(words[2]) or 0
+            values[words[0]] = number(words[2]) or 0
     return max(0, values.get("size", 0) - values.get("c_min", 0)) if "size" in values else 0
 
 
@@ -383,10 +393,30 @@ def detect_memory(runner: Runner, own: int = 0, physical: int | None = None, lxc
         hugepages=hugepages,
         hugepages_free=min(info.get("HugePages_Free", 0) * hugepage, total),
         warnings=tuple(warnings),
+        own=own,
     )
 
 
-def cpu_device(cpu: Cpu, memory: Memory, machine_id: str) -> Device:
+def memory_control_off(runner: Runner) -> bool:
+    """Whether the kernel was told to ignore memory limits of units: the firmware of a Raspberry Pi does so."""
+    for line in (runner.read("/proc/cgroups") or "").splitlines():
+        words = line.split()
+        if words[:1] == ["memory"] and len(words) == 4:
+            return words[3] == "0"
+    return False
+
+
+def numa_note(cpu: Cpu) -> str:
+    """What to do about several NUMA nodes; empty for one."""
+    if cpu.numa_nodes < 2:
+        return ""
+    return (
+        f"{cpu.numa_nodes} NUMA nodes, and the worker does not know of them: run an instance for each (numa_node), "
+        "or one under numactl --interleave=all"
+    )
+
+
+def cpu_device(cpu: Cpu, memory: Memory, machine_id: str, source: str = "/proc/meminfo") -> Device:
     """The CPU as the device llama.cpp calls CPU."""
     return Device(
         name="CPU",
@@ -398,7 +428,7 @@ def cpu_device(cpu: Cpu, memory: Memory, machine_id: str) -> Device:
         free=memory.available,
         usable=memory.usable,
         arch=cpu.isa,
-        source="/proc/meminfo",
+        source=source,
     )
 
 
@@ -412,13 +442,3 @@ def anonymous_bytes(runner: Runner, pids: Iterable[int]) -> int:
         status: Mapping[str, int] = parse_meminfo(runner.read(f"/proc/{pid}/status") or "")
         total += status.get("RssAnon", 0)
     return total
-
-
-def _is_number(text: str) -> bool:
-    return 0 < len(text) < 20 and text.isascii() and text.isdigit()
-
-
-def _number(text: str | None) -> int | None:
-    """A non-negative decimal that a kernel file holds; None for 'max', -1, an empty or an absent file."""
-    text = (text or "").strip()
-    return int(text) if _is_number(text) else None

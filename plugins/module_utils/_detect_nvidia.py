@@ -21,14 +21,16 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import (
     MIB,
     Device,
     Finding,
+    card_size,
     clamp_free,
     crowded,
     gpu_pool,
+    lend_card,
+    lend_ram,
     mib_text,
     ram_pool,
-    reserve_bytes,
-    usable_bytes,
 )
+from ansible_collections.llamafleet.rpc.plugins.module_utils._pci import NVIDIA, bus_id, pci_cards
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import NOT_FOUND, TIMED_OUT, Result, Runner
 
 CORE = ("index", "uuid", "name", "pci.bus_id", "driver_version", "memory.total", "memory.used", "memory.free")
@@ -42,6 +44,10 @@ WSL_LIB = "/usr/lib/wsl/lib"
 INTEGRATED = re.compile(r"\b(GB10|Thor|Orin|Xavier|N1X|nvgpu|Tegra)\b", re.IGNORECASE)
 # 'GRID A100-10C', 'NVIDIA H100L-1-12C MIG 1g.12gb': the profile of a virtual GPU ends in its size and a series letter.
 VGPU = re.compile(r"^GRID |-\d+[ABCQ]\b")
+# Profiles for application streaming: their driver has CUDA switched off (vgpu_unlock issue 70).
+VGPU_NO_CUDA = re.compile(r"-\d+A\b")
+# Grace with a card's own HBM: in NUMA mode the kernel counts that HBM as RAM, too.
+GRACE = re.compile(r"\bG[BH](200|300)\b")
 # Tegra boards without nvidia-smi (JetPack before 5): the chip in the device tree tells the compute capability.
 TEGRA_CHIPS = {"tegra210": "5.3", "tegra186": "6.2", "tegra194": "7.2", "tegra234": "8.7", "tegra264": "11.0"}
 
@@ -102,15 +108,10 @@ def _answer(cell: str) -> str | None:
 
 
 def mib(text: str | None) -> int | None:
-    """Bytes of '24564' or '24564 MiB'; None for anything else."""
+    """Bytes of '24564' or '24564 MiB'; None for anything else, and for more than any card has."""
     match = re.match(r"([0-9]{1,9})(?:\s*MiB)?\Z", text or "", re.ASCII)
-    return int(match.group(1)) * MIB if match else None
-
-
-def bus_id(text: str | None) -> str | None:
-    """PCI address as the kernel and llama.cpp write it: '00000000:01:00.0' -> '0000:01:00.0', lower case."""
-    match = re.match(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\Z", (text or "").lower())
-    return f"{int(match.group(1), 16):04x}:{match.group(2)}:{match.group(3)}.{match.group(4)}" if match else None
+    size = int(match.group(1)) * MIB if match else None
+    return size if not size else card_size(size)
 
 
 def capability(text: str | None, name: str) -> str | None:
@@ -189,39 +190,8 @@ def failure(result: Result) -> str:
 
 def toolkit(text: str) -> str | None:
     """CUDA release in `nvcc --version`: 'release 12.4, V12.4.131' -> '12.4'."""
-    match = re.search(r"release (\d+\.\d+)", text)
+    match = re.search(r"release (\d{1,2}\.\d{1,2})\b", text)
     return match.group(1) if match else None
-
-
-def cuda_architectures(devices: Iterable[Device]) -> list[str]:
-    """CMAKE_CUDA_ARCHITECTURES for these devices; Blackwell (12.x) needs its 'a' variant (ggml-cuda/CMakeLists.txt)."""
-    numbers = sorted({int(device.arch[3:]) for device in devices if device.arch and device.arch.startswith("sm_")})
-    return [f"{number}a" if number // 10 == 12 else str(number) for number in numbers]
-
-
-def cmake_flags(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Switches a CUDA build for these devices needs beyond the base ones.
-
-    NCCL is found by chance on some build hosts and changes the binary. No architectures when one is unknown: CMake then
-    looks at the card itself. Tegra and vGPU guests lack the driver's virtual memory calls (node-llama-cpp issue 560).
-    """
-    flags = ["-DGGML_CUDA=ON", "-DGGML_CUDA_NCCL=OFF"]
-    if devices and all(device.arch for device in devices):
-        flags.append("-DCMAKE_CUDA_ARCHITECTURES=" + ";".join(cuda_architectures(devices)))
-    if any(re.search(r"\b(Orin|Xavier|nvgpu|Tegra)\b", d.description) or VGPU.search(d.description) for d in devices):
-        flags.append("-DGGML_CUDA_NO_VMM=ON")
-    return tuple(flags)
-
-
-def pci_cards(runner: Runner, vendor: str) -> list[str]:
-    """PCI addresses of display (0x03) and accelerator (0x12) devices of a vendor ('0x10de'); needs no driver."""
-    root = "/sys/bus/pci/devices"
-    return [
-        slot
-        for slot in runner.listdir(root)
-        if (runner.read(f"{root}/{slot}/vendor") or "").strip() == vendor
-        and (runner.read(f"{root}/{slot}/class") or "")[:4] in ("0x03", "0x12")
-    ]
 
 
 def detect_nvidia(
@@ -238,7 +208,7 @@ def detect_nvidia(
     `own_pids` the processes of our own services, whose memory counts as free.
     """
     traits = tuple(traits)
-    cards = pci_cards(runner, "0x10de")
+    cards = pci_cards(runner, NVIDIA)
     smi = runner.which("nvidia-smi")
     if smi is None:
         return _without_smi(runner, machine_id, memory, traits, cards)
@@ -282,12 +252,21 @@ def detect_nvidia(
             devices.extend(_mig_device(row, cap, part, mig_memory, machine_id, traits) for part in slices[uuid])
         else:
             devices.append(_device(row, position, cap, machine_id, memory, traits, own.get(uuid or "", 0)))
-    if nvcc_job is None:
+    if runner.exists("/dev/nvidiactl") and not runner.exists("/dev/nvidia-uvm"):
         complaints.append(
-            "no CUDA toolkit (nvcc) found: llama.cpp cannot be built for this host's NVIDIA card on the host itself"
+            "/dev/nvidia-uvm is missing, so CUDA cannot start: run nvidia-modprobe -c0 -u as root, or nvidia-smi -L "
+            "once before the worker"
         )
     release = toolkit(nvcc_job.result().stdout) if nvcc_job else None
-    return Finding("cuda", tuple(devices), warnings=tuple(complaints), toolkit=release)
+    driver = next((row["driver_version"] for row in rows if row["driver_version"]), None)
+    return Finding(
+        "cuda",
+        tuple(devices),
+        warnings=tuple(complaints),
+        toolkit=release,
+        ready=release is not None,
+        driver=driver,
+    )
 
 
 def _without_smi(
@@ -302,7 +281,8 @@ def _without_smi(
         cap = next((TEGRA_CHIPS[chip] for chip in chips if chip in TEGRA_CHIPS), None)
         row: dict[str, str | None] = dict.fromkeys(CORE)
         row["name"] = f"Tegra {chips[0] if chips else ''} (nvgpu)"
-        return Finding("cuda", (_device(row, 0, cap, machine_id, memory, traits, 0),))
+        device = _device(row, 0, cap, machine_id, memory, traits, 0)
+        return Finding("cuda", (device,), ready=runner.which("nvcc") is not None)
     if not cards:
         return Finding("cuda", note="no NVIDIA card")
     driver = "its kernel driver is loaded" if runner.exists("/proc/driver/nvidia/version") else "no driver is loaded"
@@ -337,7 +317,7 @@ def _device(
     unified = bool(INTEGRATED.search(name)) or ("tegra" in traits and total is None)
     if unified:
         kind, pool, source = "unified", ram_pool(machine_id), "/proc/meminfo"
-        total, free, usable = memory.total, memory.available, memory.usable
+        total, free, usable = lend_ram(kind, None, memory.ram, own)
         if memory.hugepages:
             warnings = (
                 f"{name}: with huge pages set aside llama.cpp reports only them as free "
@@ -353,8 +333,11 @@ def _device(
                 f"{name}: the driver does not say how much memory it has (card lost, or MIG mode without slices)",
             )
         else:
-            usable = usable_bytes(total, reserve_bytes(kind, total), free, own)
+            usable = lend_card(kind, total, free, own)
             warnings = crowded(total, free, own, name)
+        warnings += _cautions(name)
+        if VGPU_NO_CUDA.search(name):
+            usable = None
     if cap is None:
         warnings += (f"{name}: compute capability unknown (driver {row['driver_version'] or 'unknown'})",)
     return Device(
@@ -373,6 +356,17 @@ def _device(
         environment=_environment(traits),
         warnings=warnings,
     )
+
+
+def _cautions(name: str) -> tuple[str, ...]:
+    """What is special about parts that report their memory well."""
+    if VGPU_NO_CUDA.search(name):
+        return (f"{name}: this vGPU profile has CUDA switched off; give the guest a C or Q profile",)
+    if VGPU.search(name):
+        return (f"{name}: a virtual GPU; nobody has run a worker on one, and without a licence it slows down",)
+    if GRACE.search(name):
+        return (f"{name}: if the kernel shows its memory as RAM (NUMA mode), lend it by CUDA only, not by CPU",)
+    return ()
 
 
 def _mig_device(
@@ -405,7 +399,7 @@ def _mig_device(
         pool=gpu_pool(machine_id, f"{slot or row['uuid']}/{part.uuid}"),
         total=total,
         free=free,
-        usable=usable_bytes(total - spare, reserve_bytes("dedicated", total), free) if total else None,
+        usable=lend_card("dedicated", total - spare, free) if total else None,
         arch=f"sm_{cap.replace('.', '')}" if cap else None,
         pci_bus_id=slot,
         uuid=part.uuid,

@@ -45,7 +45,11 @@ class DeviceError(FleetError):
 
 @dataclass(frozen=True)
 class Device:
-    """One thing llama.cpp can compute on. `environment` is what a process needs to see it under `name`."""
+    """One thing llama.cpp can compute on. `environment` is what a process needs to see it under `name`.
+
+    `ceiling` is None where `usable` follows from measurements. Where it follows from an estimate of what the driver
+    allows, it is the most that may be lent if llama.cpp itself reports more than that estimate.
+    """
 
     name: str
     backend: str
@@ -61,6 +65,7 @@ class Device:
     source: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    ceiling: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The device as plain JSON types."""
@@ -72,13 +77,20 @@ class Device:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one vendor's room found on a host: its devices, or why there are none (`note`), and warnings."""
+    """What one vendor's room found on a host: its devices, or why there are none (`note`), and warnings.
+
+    `toolkit` is the release of the vendor's compiler, `ready` whether there is one to build with. `seen` are parts
+    that are there but not for this backend (no kernel driver for it, or too small), so that Vulkan may take them.
+    """
 
     backend: str
     devices: tuple[Device, ...] = ()
     note: str = ""
     warnings: tuple[str, ...] = ()
     toolkit: str | None = None
+    ready: bool = True
+    seen: tuple[Device, ...] = ()
+    driver: str | None = None
 
     @property
     def works(self) -> bool:
@@ -99,11 +111,13 @@ class Reserve(NamedTuple):
 # a run of Ansible that reaches a host which lends all it has; 5 % so that page tables, slab and the page cache of a
 # big machine live; from 80 GiB on more idle memory helps nobody. macOS: 16 GB Macs freeze when wired memory comes
 # near the limit (exo PR 1672), and people who raise the limit keep 4 to 8 GiB (scripts of exo and gpustack). A
-# card: its driver context and library work space; no card was at hand. The quarter keeps small machines usable: 1
-# GiB lends 768 MiB.
+# card: its driver context and library work space; no card was at hand. An integrated GPU that borrows RAM pins it,
+# and the desktop that it draws lives in the same RAM: 29469 MiB offered with 20000 MiB available must give less
+# than 18000 (B3-22). The quarter keeps small machines usable: 1 GiB lends 768 MiB.
 RESERVES = {
     "ram": Reserve(512 * MIB, 5, 4 * GIB, "Linux: the system, sshd and a run of Ansible"),
     "ram_darwin": Reserve(2 * GIB, 10, 8 * GIB, "macOS: window server, indexer, compressor"),
+    "borrowed": Reserve(1 * GIB, 10, 8 * GIB, "RAM that an integrated GPU borrows and pins"),
     "card": Reserve(512 * MIB, 2, 1 * GIB, "a card: driver context and library work space"),
 }
 
@@ -114,6 +128,8 @@ def reserve_rule(kind: str, system: str = "Linux") -> str:
         raise DeviceError(f"device kind {kind!r} is unknown; one of {', '.join(KINDS)}")
     if kind in ("dedicated", "carveout"):
         return "card"
+    if kind == "shared_system":
+        return "borrowed"
     return "ram_darwin" if system == "Darwin" else "ram"
 
 
@@ -130,11 +146,98 @@ def reserve_table() -> str:
     for rule, kind, system in (
         ("ram", "system_ram", "Linux"),
         ("ram_darwin", "unified", "Darwin"),
+        ("borrowed", "shared_system", "Linux"),
         ("card", "dedicated", "Linux"),
     ):
         cells = [f"{reserve_bytes(kind, size * GIB, system) // MIB} MiB" for size in sizes]
         lines.append(f"| {RESERVES[rule].why} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+class KindRule(NamedTuple):
+    """How the memory of one kind of device is counted, for people."""
+
+    kind: str
+    where: str
+    total: str
+    lent: str
+    pool: str
+
+
+KIND_RULES = (
+    KindRule(
+        "dedicated",
+        "cards of NVIDIA, AMD and Intel, MIG slices, vGPU guests",
+        "the card's own memory; GTT is not capacity",
+        "min(total - reserve, free + ours - reserve)",
+        "`gpu/<PCI address>`",
+    ),
+    KindRule(
+        "carveout",
+        "AMD APU whose firmware cut out at least as much as GTT has, or with a kernel before 6.10",
+        "the cut-out memory, which RAM does not count",
+        "as dedicated",
+        "`gpu/<PCI address>`",
+    ),
+    KindRule(
+        "unified",
+        "Apple Silicon, GB10, Jetson, AMD APU that uses GTT",
+        "RAM; Apple: the working set Metal allows; APU: cut-out + GTT, at most RAM",
+        "min(what the driver allows, RAM available + ours - reserve)",
+        "`ram`",
+    ),
+    KindRule(
+        "shared_system",
+        "Intel graphics, small AMD graphics, other integrated GPUs in Vulkan",
+        "what the driver offers, at most RAM",
+        "min(device-local heaps, RAM available + ours - reserve)",
+        "`ram`",
+    ),
+    KindRule(
+        "system_ram",
+        "the processor",
+        "RAM, or the least control group limit",
+        "min(limit, available + ours) - reserve",
+        "`ram`",
+    ),
+)
+
+
+def kind_table() -> str:
+    """The rules of KIND_RULES as a Markdown table, for the docs."""
+    lines = ["| kind | where | total | lent | pool |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"| `{rule.kind}` | {rule.where} | {rule.total} | {rule.lent} | {rule.pool} |" for rule in KIND_RULES]
+    return "\n".join(lines) + "\n"
+
+
+# No card of 2026 has more than 288 GB; a driver that says more than this says nothing.
+LARGEST_CARD = 1 << 40
+
+
+class Ram(NamedTuple):
+    """RAM as the rules need it: `capacity` is the total or the limit below it, `own` what our own services hold."""
+
+    total: int
+    capacity: int
+    available: int
+    own: int
+
+
+def lend_card(kind: str, total: int | None, free: int | None, own: int = 0) -> int | None:
+    """Usable bytes of memory that is the device's own (dedicated, carveout); None when its size is unknown."""
+    return None if total is None else usable_bytes(total, reserve_bytes(kind, total), free, own)
+
+
+def lend_ram(kind: str, offered: int | None, ram: Ram, own: int = 0) -> tuple[int, int, int]:
+    """(total, free, usable) of a GPU that uses the RAM of a Linux host (unified, shared_system).
+
+    `offered`: what its driver lets it use (None: all); `own`: what our services hold through the driver, which is in
+    no process's own memory.
+    """
+    total = ram.total if offered is None else min(offered, ram.total)
+    reserve = reserve_bytes(kind, ram.capacity)
+    usable = min(total, usable_bytes(ram.capacity, reserve, ram.available, ram.own + own))
+    return total, min(total, ram.available), usable
 
 
 def usable_bytes(capacity: int, reserve: int, free: int | None = None, own: int = 0) -> int:
@@ -164,6 +267,17 @@ def metal_usable(ram_total: int, working_set: int, wired: int, own: int = 0) -> 
     free = max(0, ram_total - wired)
     room = usable_bytes(ram_total, reserve_bytes("unified", ram_total, "Darwin"), free, own)
     return min(working_set, room), crowded(ram_total, free, own, "wired memory")
+
+
+def card_size(size: int | None) -> int | None:
+    """A card's memory as its driver says it; None for 0 and for what no card has."""
+    return size if size and 0 < size <= LARGEST_CARD else None
+
+
+def number(text: str | None) -> int | None:
+    """A non-negative decimal that a kernel file or a tool holds; None for 'max', -1, an empty or an absent file."""
+    text = (text or "").strip()
+    return int(text) if 0 < len(text) < 20 and text.isascii() and text.isdigit() else None
 
 
 def clamp_free(total: int | None, free: int | None) -> int | None:

@@ -1,7 +1,10 @@
 # Copyright (c) 2026, llamafleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Puts one host's facts together: identity, processor, memory, devices, the backend to build for, and its links."""
+"""Puts one host's facts together: identity, processor, memory, devices, the backend to build for, and its links.
+
+Makers' tools run side by side and end by one deadline, so that a hanging one costs no more than the time-out.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,59 @@ import pwd
 import re
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from ansible_collections.llamafleet.rpc.plugins.module_utils._backends import (
+    HostError,
+    candidates,
+    choose,
+    flags_of,
+    one_each,
+    several_builds,
+)
+from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_amd import detect_amd
+from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_apple import mac_traits, metal_finding
 from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_cpu import (
+    Cpu,
+    Memory,
     anonymous_bytes,
     cpu_device,
     detect_cpu,
     detect_memory,
+    memory_control_off,
+    numa_note,
 )
-from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_nvidia import (
-    cmake_flags,
-    cuda_architectures,
-    detect_nvidia,
-    pci_cards,
+from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_intel import detect_intel
+from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_nvidia import detect_nvidia
+from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_vulkan import vulkan_finding
+from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import Finding, Host
+from ansible_collections.llamafleet.rpc.plugins.module_utils._mac import MacTools, ask_mac
+from ansible_collections.llamafleet.rpc.plugins.module_utils._pci import drm_held, pci_ids
+from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import DeadlineRunner, Runner
+from ansible_collections.llamafleet.rpc.plugins.module_utils._toolchains import (
+    Compilers,
+    Site,
+    class_id,
+    family,
+    find_compilers,
+    problems_of,
 )
-from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import BACKENDS, Finding, Host
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Runner
 
-
-class HostError(FleetError):
-    """This host cannot be described, or not with the backend asked for."""
+__all__ = [
+    "HostError",
+    "Identity",
+    "Own",
+    "collect",
+    "host_traits",
+    "identify",
+    "init_system",
+    "links",
+    "own_processes",
+]
 
 
 @dataclass(frozen=True)
@@ -85,6 +117,9 @@ def identify() -> Identity:
 
 
 def _libc() -> str:
+    if platform.system() == "Darwin":
+        # Libraries and the Metal compiler go with the major release, so binaries do, too.
+        return "macos" + platform.mac_ver()[0].partition(".")[0]
     try:
         text = os.confstr("CS_GNU_LIBC_VERSION")
     except (ValueError, OSError):
@@ -93,8 +128,10 @@ def _libc() -> str:
 
 
 def _addresses() -> dict[str, str]:
-    """IPv4 address of each interface (SIOCGIFADDR): no `ip` program and no psutil needed."""
-    found = {}
+    """IPv4 address of each interface (SIOCGIFADDR of Linux): no `ip` program and no psutil needed."""
+    found: dict[str, str] = {}
+    if platform.system() != "Linux":
+        return found  # ifconfig tells there
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _index, name in socket.if_nameindex():
             try:
@@ -105,97 +142,160 @@ def _addresses() -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What differs between systems, ready to be put together."""
+
+    machine_id: str
+    boot_id: str | None
+    init: str
+    traits: tuple[str, ...]
+    cpu: Cpu
+    memory: Memory
+    findings: tuple[Finding, ...]
+    links: tuple[Mapping[str, Any], ...]
+    warnings: tuple[str, ...]
+    family: str | None
+    arch: str
+
+
 def collect(
     runner: Runner, identity: Identity, backend: str = "auto", own: Own | None = None, timeout: float = 30.0
 ) -> Host:
-    """All facts of this host. HostError when it is no Linux, or does not have the `backend` asked for."""
-    if identity.system != "Linux":
+    """All facts of this host. HostError when it is neither Linux nor a Mac, or does not have the `backend` asked for.
+
+    All programs together take `timeout` seconds at most.
+    """
+    bounded = DeadlineRunner(runner, timeout)
+    if identity.system == "Linux":
+        parts = _linux(bounded, identity, own or Own(), timeout)
+    elif identity.system == "Darwin":
+        parts = _darwin(ask_mac(bounded, timeout), identity, own or Own())
+    else:
         raise HostError(
-            f"{identity.hostname}: {identity.system} is not detected yet, only Linux is; "
+            f"{identity.hostname}: {identity.system} is not detected, only Linux and macOS are; "
             "describe this machine's devices in llama_worker_devices_declared"
         )
-    machine_id, warnings = machine_identity(runner, identity)
-    traits = host_traits(runner)
-    pids = own_processes(runner, own or Own())
-    memory = detect_memory(runner, anonymous_bytes(runner, pids), identity.physical_bytes, "lxc" in traits)
-    cpu = detect_cpu(runner, identity.arch)
-    findings = (
-        detect_nvidia(runner, machine_id, memory, traits, pids, timeout),
-        # AMD, Intel, Vulkan and Apple come here, in this order, each with a room of its own.
-        Finding("cpu", (cpu_device(cpu, memory, machine_id),)),
-    )
-    chosen = choose(findings, backend, identity.hostname)
-    if "wsl" in traits:
-        warnings.append("WSL2: workers are reached from other machines only with mirrored networking")
-    warnings.extend(memory.warnings)
-    for finding in findings:
+    chosen = choose(parts.findings, backend, identity.hostname)
+    compilers = Compilers()
+    if any(finding.backend == "cuda" and finding.devices and finding.toolkit for finding in parts.findings):
+        compilers = find_compilers(bounded, timeout)
+    site = Site(identity.system, parts.arch, identity.libc, parts.cpu.isa, parts.family, compilers)
+    devices, same = one_each(parts.findings, chosen)
+    warnings = [*parts.warnings, *parts.memory.warnings]
+    for finding in parts.findings:
         warnings.extend(finding.warnings)
-    for device in (device for finding in findings for device in finding.devices):
+    for device in devices:
         warnings.extend(device.warnings)
+    warnings.extend(problems_of(chosen, compilers))
+    if chosen.backend == "cpu" and backend == "auto" and any(finding.seen for finding in parts.findings):
+        # A card that stays idle is no secret: why each backend cannot have it.
+        warnings.extend(f.note for f in parts.findings if f.note and (f.seen or f.backend == "vulkan"))
+    advice = several_builds(parts.findings)
     return Host(
-        machine_id=machine_id,
-        boot_id=_line(runner, "/proc/sys/kernel/random/boot_id"),
+        machine_id=parts.machine_id,
+        boot_id=parts.boot_id,
         collected_at=identity.collected_at,
         system=identity.system,
-        arch=identity.arch,
-        init=init_system(runner),
-        traits=traits,
-        cpu=cpu.to_dict(),
-        memory=memory.to_dict(),
-        devices=tuple(device for finding in findings for device in finding.devices),
+        arch=parts.arch,
+        init=parts.init,
+        traits=parts.traits,
+        cpu=parts.cpu.to_dict(),
+        memory=parts.memory.to_dict(),
+        devices=devices,
         backend=chosen.backend,
-        candidates=candidates(runner, findings, chosen),
-        class_id=class_id(identity, chosen, cpu.isa),
-        cmake_flags=cmake_flags(chosen.devices) if chosen.backend == "cuda" else (),
-        links=tuple(links(runner, identity.addresses)),
+        candidates=candidates(parts.findings, chosen, same, site),
+        class_id=class_id(site.system, site.arch, site.libc, chosen, site.isa),
+        cmake_flags=flags_of(chosen, site),
+        links=parts.links,
         user=identity.user,
         psutil=identity.psutil,
-        warnings=tuple(dict.fromkeys(warnings)),
+        warnings=tuple(dict.fromkeys([*warnings, advice] if advice else warnings)),
     )
 
 
-def choose(findings: Sequence[Finding], backend: str, hostname: str) -> Finding:
-    """The finding to build for: the first that works, or the one of the `backend` asked for."""
-    if backend == "auto":
-        return next((finding for finding in findings if finding.works), findings[-1])
-    for finding in findings:
-        if finding.backend == backend and finding.devices:
-            return finding
-    if backend not in BACKENDS:
-        raise HostError(f"backend {backend!r} is unknown; auto or one of {', '.join(BACKENDS)}")
-    seen = "; ".join(f"{f.backend}: {', '.join(d.name for d in f.devices) or f.note}" for f in findings)
-    raise HostError(f"{hostname}: no {backend} device was found ({seen}); fix its driver, or set the backend to auto")
+def _linux(runner: Runner, identity: Identity, own: Own, timeout: float) -> _Parts:
+    machine_id, warnings = machine_identity(runner, identity)
+    traits = host_traits(runner)
+    pids = own_processes(runner, own)
+    ids = pci_ids(runner)
+    # What a driver took from the RAM for our services is in no process's own memory, but comes back with its end.
+    borrowed = sum(held.ram for held in drm_held(runner, pids).values()) if ids and pids else 0
+    held = anonymous_bytes(runner, pids) + borrowed
+    memory = detect_memory(runner, held, identity.physical_bytes, "lxc" in traits)
+    cpu = detect_cpu(runner, identity.arch)
+    vulkaninfo = runner.which("vulkaninfo") if ids or runner.exists("/dev/dri") else None
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        jobs = (
+            pool.submit(detect_nvidia, runner, machine_id, memory, traits, pids, timeout),
+            pool.submit(detect_amd, runner, machine_id, memory, pids, timeout),
+            pool.submit(detect_intel, runner, machine_id, memory, pids, timeout),
+        )
+        vulkan_job = pool.submit(runner.run, [vulkaninfo], timeout) if vulkaninfo else None
+        findings = [job.result() for job in jobs]
+    known = [device for finding in findings for device in (finding.seen or finding.devices)]
+    findings.append(
+        vulkan_finding(
+            vulkan_job.result() if vulkan_job else None,
+            known,
+            ids,
+            machine_id,
+            memory,
+            glslc=bool(ids) and runner.which("glslc") is not None,
+        )
+    )
+    findings.append(Finding("cpu", (cpu_device(cpu, memory, machine_id),), note=numa_note(cpu)))
+    if memory_control_off(runner):
+        warnings.append(
+            "the kernel ignores memory limits of services (cgroup_disable=memory); append cgroup_enable=memory "
+            "cgroup_memory=1 to the one line of /boot/firmware/cmdline.txt and reboot"
+        )
+    if "wsl" in traits:
+        warnings.append(
+            "WSL2: workers are reached from other machines only with mirrored networking, and RAM is what .wslconfig "
+            "gives (half of the PC's by default)"
+        )
+    return _Parts(
+        machine_id=machine_id,
+        boot_id=_line(runner, "/proc/sys/kernel/random/boot_id"),
+        init=init_system(runner),
+        traits=traits,
+        cpu=cpu,
+        memory=memory,
+        findings=tuple(findings),
+        links=tuple(links(runner, identity.addresses)),
+        warnings=tuple(warnings),
+        family=family("Linux", runner.read("/etc/os-release") or ""),
+        arch=identity.arch,
+    )
 
 
-def candidates(runner: Runner, findings: Sequence[Finding], chosen: Finding) -> tuple[dict[str, Any], ...]:
-    """Every backend that was looked for, with its devices or why there are none; and cards not looked after yet."""
-    found = [
-        {
-            "backend": finding.backend,
-            "devices": [device.name for device in finding.devices],
-            "chosen": finding is chosen,
-            "note": finding.note or None,
-        }
-        for finding in findings
-    ]
-    for backend, maker, vendor in (("rocm", "AMD", "0x1002"), ("sycl", "Intel", "0x8086")):
-        for slot in pci_cards(runner, vendor):
-            note = (
-                f"{maker} graphics at {slot}: not detected yet; to use it, declare it in llama_worker_devices_declared"
-            )
-            found.append({"backend": backend, "devices": [], "chosen": False, "note": note})
-    return tuple(found)
-
-
-def class_id(identity: Identity, chosen: Finding, isa: str) -> str:
-    """Hosts of one class may share binaries: system, arch, libc, backend with toolkit major, GPU archs, CPU level."""
-    parts = [identity.system, identity.arch, identity.libc]
-    major = (chosen.toolkit or "").partition(".")[0]
-    parts.append(chosen.backend + major)
-    if chosen.backend == "cuda":
-        parts.extend(f"sm{number}" for number in cuda_architectures(chosen.devices))
-    parts.append(isa)
-    return re.sub(r"[^a-z0-9._-]", "_", "-".join(parts).lower())
+def _darwin(tools: MacTools, identity: Identity, own: Own) -> _Parts:
+    mac = tools.mac
+    machine_id, warnings = tools.machine_id, list(tools.warnings)
+    if machine_id is None:
+        machine_id = hashlib.sha256(identity.hostname.encode()).hexdigest()[:32]
+        warnings.append("ioreg does not tell the machine's identity: it is made of the host name")
+    held = tools.own_bytes(own.pids, own.prefixes)
+    memory = tools.memory(held)
+    arch = "arm64" if mac.values.get("hw.optional.arm64") == "1" else identity.arch
+    cpu = tools.cpu(arch)
+    return _Parts(
+        machine_id=machine_id,
+        boot_id=mac.values.get("kern.bootsessionuuid"),
+        init="launchd",
+        traits=mac_traits(mac.values),
+        cpu=cpu,
+        memory=memory,
+        findings=(
+            metal_finding(mac, arch, machine_id, held),
+            Finding("cpu", (cpu_device(cpu, memory, machine_id, "sysctl, vm_stat"),)),
+        ),
+        links=tuple(tools.links),
+        warnings=tuple(warnings),
+        family="darwin",
+        arch=arch,
+    )
 
 
 def machine_identity(runner: Runner, identity: Identity) -> tuple[str, list[str]]:

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -27,6 +28,8 @@ KNOWN_PLACES = (
     "/usr/lib/wsl/lib",
     "/opt/rocm/bin",
     "/usr/local/cuda/bin",
+    "/opt/cuda/bin",
+    "/opt/intel/oneapi/compiler/latest/bin",
     "/opt/homebrew/bin",
 )
 
@@ -120,6 +123,44 @@ class SystemRunner:
         if found is None:
             found = shutil.which(name, path=os.pathsep.join(KNOWN_PLACES))
         return os.path.abspath(found) if found else None
+
+
+class DeadlineRunner:
+    """A Runner over another one whose commands all end by one deadline, whichever of them hang.
+
+    Commands that run side by side, and those that follow them, share the `seconds`.
+    """
+
+    def __init__(self, runner: Runner, seconds: float) -> None:
+        self._runner = runner
+        self._end = time.monotonic() + seconds
+
+    def run(self, argv: Sequence[str], timeout: float = 30.0) -> Result:
+        """See Runner.run. A command for which no time is left counts as timed out."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            return Result(TIMED_OUT, "", f"{argv[0]}: not started, the time is used up")
+        return self._runner.run(argv, min(timeout, left))
+
+    def read(self, path: str, limit: int = 1 << 20) -> str | None:
+        """See Runner.read."""
+        return self._runner.read(path, limit)
+
+    def listdir(self, path: str) -> list[str]:
+        """See Runner.listdir."""
+        return self._runner.listdir(path)
+
+    def readlink(self, path: str) -> str | None:
+        """See Runner.readlink."""
+        return self._runner.readlink(path)
+
+    def exists(self, path: str) -> bool:
+        """See Runner.exists."""
+        return self._runner.exists(path)
+
+    def which(self, name: str) -> str | None:
+        """See Runner.which."""
+        return self._runner.which(name)
 
 
 def _drain(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:

@@ -27,6 +27,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import (
     usable_bytes,
 )
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._reconcile import listing, reconcile
 from ansible_collections.llamafleet.rpc.plugins.module_utils._records import (
     RECORD_SCHEMA,
     check_device_name,
@@ -55,7 +56,8 @@ class Inputs:
     """All that a record is made of.
 
     `facts`: ansible_facts.llamafleet. `probes`: results of rpc_info, found by their endpoint. `identities`: started_at
-    of _sockets.describe_process, in the order of `instances`. `previous`: the record kept so far, if any.
+    of _sockets.describe_process, in the order of `instances`. `previous`: the record kept so far, if any. `listed`:
+    output of llama-server --list-devices. `warnings` is filled by build_record.
     """
 
     host: str
@@ -70,13 +72,15 @@ class Inputs:
     primary: bool = False
     remeasure: bool = False
     collected_at: str | None = None
+    listed: str | Sequence[str] | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 def build_record(inputs: Inputs) -> dict[str, Any]:
     """The worker record (schema 1, design section 4) of a host; a FleetError says what is wrong.
 
-    Devices carry `idle_free` besides the contract's keys: what the worker itself reported as free when it was first
-    seen idle, None for a CPU, whose report is always its total.
+    Devices carry two keys besides the contract's: `reported`, the total that llama.cpp itself reports, and `idle_free`,
+    what the worker reported as free when it was first seen idle. Both are None for a CPU, which reports all RAM.
     """
     if not inputs.host:
         raise WorkerRecordError("host is empty; give the inventory name of the host")
@@ -336,17 +340,11 @@ def _device(
     same_boot: bool,
     where: str,
 ) -> dict[str, Any]:
-    capacity = check_whole(device.usable, f"{where}: usable", optional=True)
-    idle = None
-    if device.backend != "cpu" and device.source != "declared" and answer:
-        # A card's own report counts what its driver keeps for itself; a CPU's is the whole RAM whatever else runs.
-        reported = check_whole(answer.get("total"), f"{where}: reported total")
-        if not reported:
-            raise WorkerRecordError(
-                f"{where}: the worker reports no memory for it: its driver did not come up; see the log"
-            )
-        capacity = reported if capacity is None else min(capacity, reported)
-        idle = min(check_whole(answer.get("free"), f"{where}: reported free") or 0, reported)
+    capacity, reported, idle = check_whole(device.usable, f"{where}: usable", optional=True), None, None
+    if device.backend != "cpu" and device.source != "declared":
+        reported, idle = _report(inputs, given, device, answer, where)
+        reported = agreed(kept.get("reported"), reported, same_boot) if reported else kept.get("reported")
+        capacity = reconcile(device, reported, None).usable
     usable = agreed(kept.get("usable"), capacity, same_boot)
     # An idle measurement belongs to the capacity it was made with.
     kept_idle = kept.get("idle_free") if usable == kept.get("usable") else None
@@ -370,6 +368,7 @@ def _device(
         "backend": device.backend,
         "pool": device.pool,
         "usable": usable,
+        "reported": reported,
         "idle_free": idle,
         "budget": budget,
     }
@@ -378,6 +377,46 @@ def _device(
     for key, least in (("priority", 0), ("min_units", 0), ("max_units", 0)):
         entry[key] = check_whole(extra.get(key, given.get(key)), f"{where}: {key}", least, optional=True)
     return entry
+
+
+# An instance that sets one of these has devices of other names and numbers than the host.
+_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR")
+
+
+def _report(
+    inputs: Inputs, given: Mapping[str, Any], device: Device, answer: Mapping[str, Any], where: str
+) -> tuple[int | None, int | None]:
+    """(total, free while idle) that llama.cpp reports: the smaller of the listing's and the worker's totals."""
+    if not isinstance(given.get("env") or {}, Mapping):
+        raise WorkerRecordError(f"{where}: env is {given['env']!r}; it must be a mapping of names to values")
+    own = given.get("listed_devices")
+    listed = listing(own, f"{where}: listed_devices")
+    if own is None and not any(name in (given.get("env") or {}) for name in _VISIBILITY):
+        listed = listing(inputs.listed, f"{inputs.host}: listed_devices")
+    totals, idle = [], None
+    if listed is not None:
+        entry = listed.get(device.name.lower())
+        if entry is None or entry.total is None:
+            names = ", ".join(found.name for found in listed.values()) or "none"
+            raise WorkerRecordError(
+                f"{where}: llama-server does not list it with memory (it lists {names}): its driver did not come up, "
+                "or the build is for another backend"
+            )
+        totals.append(entry.total)
+        inputs.warnings.extend(f"{inputs.host}: {text}" for text in reconcile(device, entry.total, None).warnings)
+    if answer:
+        total = check_whole(answer.get("total"), f"{where}: reported total")
+        if not total:
+            raise WorkerRecordError(
+                f"{where}: the worker reports no memory for it: its driver did not come up; see the log"
+            )
+        totals.append(total)
+        verdict = reconcile(
+            device, total, check_whole(answer.get("free"), f"{where}: reported free") or 0, "the worker"
+        )
+        idle = verdict.free
+        inputs.warnings.extend(f"{inputs.host}: {text}" for text in verdict.warnings)
+    return min(totals, default=None), idle
 
 
 def _first(*values: Any) -> Any:

@@ -16,24 +16,31 @@ description:
   - Memory is counted in bytes. RV(ansible_facts.llamafleet.devices[].usable) is a capacity, not a reading; it is
     the least of the total and the limits, less a reserve for the system, less what others hold. Page cache is not
     held by anybody.
-  - Needs neither root nor any Python library on the host. Linux only; NVIDIA cards are found through C(nvidia-smi).
+  - Needs neither root nor any Python library on the host. NVIDIA cards are found through C(nvidia-smi), AMD and Intel
+    ones in sysfs, and through the makers' tools where that says nothing; other ones through C(vulkaninfo), and Apple's
+    through C(sysctl). A tool that is missing, hangs or fails is a warning, not an error.
+  - One physical device is listed once, under the backend to build for or else the first that can use it; the other
+    backends are RV(ansible_facts.llamafleet.candidates).
+  - Nobody has run this on real AMD, Intel or Apple hardware; there it follows recorded output of the makers' tools.
     Machines that it does not understand can be described by hand in C(llama_worker_devices_declared).
 extends_documentation_fragment:
   - llamafleet.rpc.attributes
   - llamafleet.rpc.attributes.facts_module
-  - llamafleet.rpc.attributes.linux
+  - llamafleet.rpc.attributes.posix
   - llamafleet.rpc.attributes.actiongroup_all
 options:
   backend:
     description:
-      - The llama.cpp backend to build for. V(auto) takes the first that has a device with memory, and the processor
-        last.
+      - The llama.cpp backend to build for. V(auto) takes the first that has a device with memory, of CUDA, ROCm, SYCL,
+        Metal, Vulkan and the processor; ROCm and SYCL only where their compilers are, or Vulkan sees no card.
       - Naming a backend the host has no device for is an error.
     type: str
     choices: [auto, cpu, cuda, rocm, metal, vulkan, sycl]
     default: auto
   timeout:
-    description: Seconds that each vendor tool may take. A driver without persistence mode needs several to wake up.
+    description:
+      - Seconds that the makers' tools may take, all together, for they run side by side. A driver without persistence
+        mode needs several to wake up.
     type: int
     default: 30
   own_prefixes:
@@ -116,7 +123,7 @@ ansible_facts:
           type: str
           returned: success
         traits:
-          description: Peculiarities of the host, any of V(container), V(lxc), V(tegra), V(wsl).
+          description: Peculiarities of the host, any of V(container), V(lxc), V(rosetta), V(tegra), V(vm), V(wsl).
           type: list
           elements: str
           returned: success
@@ -183,6 +190,10 @@ ansible_facts:
               description: The vendor's identifier of the device, or null.
               type: str
               returned: success
+            ceiling:
+              description: What may be lent if llama.cpp reports more than an estimated usable memory, or null.
+              type: int
+              returned: success
             source:
               description: Where the sizes come from.
               type: str
@@ -201,7 +212,12 @@ ansible_facts:
           type: str
           returned: success
         candidates:
-          description: Every backend looked for, with keys C(backend), C(devices) (names), C(chosen) and C(note).
+          description:
+            - Every backend looked for, with keys C(backend), C(devices) (names), C(chosen), C(note), C(same_as) (its
+              names of devices that are listed under another backend), C(class_id), C(cmake_flags), C(toolkit) (release
+              of the maker's compiler), C(problems) (why a build would fail, with the cure) and C(packages) (C(build),
+              C(run) and C(note), for this distribution).
+            - Cards of two makers need an instance and a build for each of their backends. C(note) says so.
           type: list
           elements: dict
           returned: success

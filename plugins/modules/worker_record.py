@@ -78,6 +78,15 @@ options:
     type: list
     elements: raw
     default: []
+  listed_devices:
+    description:
+      - Output of C(llama-server --list-devices) on this host, as text or as a list of lines. The smaller of what it and
+        O(facts) say is lent. Where the facts are an estimate (Metal), it takes their place. A gap of more than 5 %
+        is a warning. A device that it does not list is an error.
+      - Give it on each run. What was reported once is kept, and used on runs without it.
+      - An instance whose C(env) chooses devices needs one of its own, as C(listed_devices) of the instance, because
+        its devices have other numbers.
+    type: raw
   primary:
     description: Record the own devices of a primary. They have no endpoint.
     type: bool
@@ -156,6 +165,7 @@ ansible_facts:
                 backend: cpu
                 pool: 0123456789abcdef0123456789abcdef/ram
                 usable: 15000000000
+                reported: null
                 idle_free: null
                 budget: 209715200
                 bandwidth: null
@@ -197,6 +207,7 @@ def main() -> None:
             "mesh": {"type": "dict", "default": {}},
             "probes": {"type": "list", "elements": "dict", "default": []},
             "pids": {"type": "list", "elements": "raw", "default": []},
+            "listed_devices": {"type": "raw"},
             "primary": {"type": "bool", "default": False},
             "remeasure": {"type": "bool", "default": False},
         },
@@ -223,24 +234,26 @@ def main() -> None:
     if not all(pid is None or str(pid).isdigit() for pid in pids):
         module.fail_json(msg=f"pids: {params['pids']!r} must hold process numbers, or none for what does not run")
     processes = [describe_process(SystemRunner(), int(pid)) if pid else None for pid in pids]
+    inputs = Inputs(
+        host=params["host"],
+        cluster=params["cluster"],
+        instances=instances,
+        facts=params["facts"],
+        build=params["build"],
+        mesh=params["mesh"],
+        probes=params["probes"],
+        identities=[process.started_at if process else None for process in processes],
+        previous=previous,
+        primary=params["primary"],
+        remeasure=params["remeasure"],
+        listed=params["listed_devices"],
+    )
     try:
-        record = build_record(
-            Inputs(
-                host=params["host"],
-                cluster=params["cluster"],
-                instances=instances,
-                facts=params["facts"],
-                build=params["build"],
-                mesh=params["mesh"],
-                probes=params["probes"],
-                identities=[process.started_at if process else None for process in processes],
-                previous=previous,
-                primary=params["primary"],
-                remeasure=params["remeasure"],
-            )
-        )
+        record = build_record(inputs)
     except FleetError as error:
         module.fail_json(msg=str(error))
+    for text in dict.fromkeys(inputs.warnings):
+        module.warn(text)
     after = decisions(record)
     changed = path is not None and before != after
     if previous is not None and before == after and same_identity(previous, record):

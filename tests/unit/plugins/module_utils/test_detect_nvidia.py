@@ -6,28 +6,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_cpu import Memory, detect_memory
+from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_cpu import detect_memory
 from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_nvidia import (
     CORE,
-    bus_id,
     capability,
-    cmake_flags,
     detect_nvidia,
     own_bytes,
     parse_gpu_list,
     parse_mig_memory,
     parse_rows,
 )
-from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import GIB, MIB, Finding
+from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import GIB, MIB, Device, Finding
+from ansible_collections.llamafleet.rpc.plugins.module_utils._pci import bus_id
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import TIMED_OUT, Result
+from ansible_collections.llamafleet.rpc.plugins.module_utils._toolchains import switches
+from ansible_collections.llamafleet.rpc.tests.unit import recorded
 from ansible_collections.llamafleet.rpc.tests.unit.fakes import FakeRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 RECORDINGS = Path(__file__).parents[2] / "recordings"
-RAM = Memory(total=64 * GIB, available=60 * GIB, limit=None, usable=56 * GIB)
+RAM = recorded.memory(64 * GIB, 60 * GIB)
 FIRST, SECOND = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-aaaaaaaa-0000-0000-0000-000000000002"
 CARD = {"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n", "/sys/bus/pci/devices/0000:01:00.0/class": "0x030000\n"}
 
@@ -57,6 +62,10 @@ def host(
 
 def find(runner: FakeRunner, **options: object) -> Finding:
     return detect_nvidia(runner, "m1", RAM, **options)  # type: ignore[arg-type]  # the options are those of the test
+
+
+def cmake_flags(devices: Sequence[Device]) -> tuple[str, ...]:
+    return switches("cuda", devices, "Linux")
 
 
 def two_cards() -> FakeRunner:
@@ -232,8 +241,9 @@ def test_memory_of_our_own_processes_counts_as_free() -> None:
     assert own_bytes(apps, [4242, 4243]) == {FIRST: 20480 * MIB}
 
 
-def test_a_host_without_toolkit_is_told_it_cannot_build() -> None:
-    assert "no CUDA toolkit" in find(two_cards()).warnings[0]
+def test_a_host_without_toolkit_is_not_ready_to_build() -> None:
+    found = find(two_cards())
+    assert (found.ready, found.toolkit, found.driver) == (False, None, "570.133.07")
 
 
 def test_bus_ids_are_written_as_the_kernel_does() -> None:

@@ -42,6 +42,8 @@ SIZES = st.integers(0, 1 << 50)
         ("dedicated", "Linux", 24 * GIB, 512 * MIB),
         ("dedicated", "Linux", 80 * GIB, 1 * GIB),
         ("carveout", "Linux", 512 * MIB, 128 * MIB),
+        ("shared_system", "Linux", 32 * GIB, 32 * GIB // 10),
+        ("shared_system", "Linux", 2 * GIB, 512 * MIB),
     ],
 )
 def test_the_reserve_of_small_and_big_memories(kind: str, system: str, total: int, reserve: int) -> None:

@@ -101,6 +101,7 @@ def test_a_record_has_the_shape_of_the_contract_and_feeds_the_planner() -> None:
         "backend": "cpu",
         "pool": f"{MACHINE}/ram",
         "usable": 20 * GIB,
+        "reported": None,
         "idle_free": None,
         "budget": 200 * MIB,
         "bandwidth": 30_000_000_000,
