@@ -385,7 +385,7 @@ def check_same_build(builds: Mapping[str, str | None], what: str = "build") -> s
     for host in sorted(builds):
         groups.setdefault(builds[host], []).append(host)
     if len(groups) == 1:
-        (value,) = groups
+        value = next(iter(groups))
         if value is not None:
             return value
     if not groups:

@@ -319,14 +319,11 @@ def find_build_tools(runner: Runner, switches: Sequence[str]) -> tuple[str | Non
 def _build_tools(job: Job, work: str, switches: Sequence[str]) -> tuple[str, tuple[str, str]]:
     """Those of the system, or else pinned ones of the Python package index."""
     cmake, generator = find_build_tools(SystemRunner(), switches)
-    wanted = "" if cmake else _fetch.CMAKE_REQUIREMENTS
-    wanted += "" if generator else _fetch.NINJA_REQUIREMENTS
-    if wanted:
+    if cmake is None or generator is None:
+        wanted = "" if cmake else _fetch.CMAKE_REQUIREMENTS
+        wanted += "" if generator else _fetch.NINJA_REQUIREMENTS
         place = _fetch.python_environment(job, work, wanted)
-        cmake = cmake or os.path.join(place, "cmake")
-        generator = generator or ("Ninja", os.path.join(place, "ninja"))
-    assert cmake is not None
-    assert generator is not None
+        return cmake or os.path.join(place, "cmake"), generator or ("Ninja", os.path.join(place, "ninja"))
     return cmake, generator
 
 

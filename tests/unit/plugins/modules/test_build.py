@@ -171,7 +171,7 @@ def test_hosts_on_one_machine_make_one_build(home: Path) -> None:
     trace = home / "trace"
     options = {"build": "b11434", "prefix": str(home / "p"), "source": "archive", "targets": TARGETS, "jobs": 1}
     options.update(archive(home), cmake_flags=[f"-DSLOW={trace}"])
-    processes = [module_process(options) for _ in range(4)]
+    processes = [module_process(options) for _number in range(4)]
     results = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
     assert [result.get("done") for result in results] == [True] * 4, results
     assert len({result["ansible_facts"]["llamafleet_build"]["manifest_id"] for result in results}) == 1
