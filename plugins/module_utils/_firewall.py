@@ -131,7 +131,7 @@ def loaded(listing: str) -> list[str]:
     found = []
     for line in listing.splitlines():
         text = line.strip()
-        if not text or text.startswith(("table ", "chain ", "type ", "}")):
+        if not text or text.startswith(("#", "table ", "delete ", "chain ", "type ", "}")):
             continue
         comment = re.search(rf'comment "({TABLE} [0-9a-f]{{12}})"$', text)
         found.append(comment.group(1) if comment else text)

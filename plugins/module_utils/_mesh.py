@@ -16,6 +16,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
@@ -265,16 +266,15 @@ def find_path(here: Member, there: Member, port: int) -> Path:
     ours, theirs = underlay_links(here), underlay_links(there)
     if there.endpoint is not None:
         return Path(checked_endpoint(there.endpoint, port, f"{there.name}: llama_mesh_endpoint"), _least_mtu(ours))
-    best: tuple[tuple[bool, int, int], Mapping[str, Any], Mapping[str, Any]] | None = None
+    best: tuple[tuple[bool, int, str], Mapping[str, Any], Mapping[str, Any]] | None = None
     for our in ours:
-        subnet = ipaddress.IPv4Network(f"{our['address']}/{our['prefix']}", strict=False)
+        subnet = _subnet(our["address"], our["prefix"])
         for their in theirs:
-            same = their["prefix"] == our["prefix"] and ipaddress.IPv4Address(their["address"]) in subnet
-            if not same or their["address"] == our["address"]:
+            if _subnet(their["address"], their["prefix"]) != subnet or their["address"] == our["address"]:
                 continue
             wired = "wireless" not in (our["medium"], their["medium"])
             speed = min(our["speed_mbps"] or 0, their["speed_mbps"] or 0)
-            rank = (wired, speed, -int(subnet.network_address))
+            rank = (wired, speed, subnet)
             if best is None or rank > best[0]:
                 best = (rank, our, their)
     if best is not None:
@@ -291,6 +291,11 @@ def find_path(here: Member, there: Member, port: int) -> Path:
     if there.nat or default is None:
         return Path(None, _least_mtu(ours))
     return Path(f"{default}:{port}", _least_mtu(ours))
+
+
+@lru_cache(maxsize=4096)
+def _subnet(address: str, prefix: int) -> str:
+    return str(ipaddress.IPv4Network(f"{address}/{prefix}", strict=False))
 
 
 def _least_mtu(links: Sequence[Mapping[str, Any]]) -> int | None:

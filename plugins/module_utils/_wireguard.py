@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,6 @@ from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._echo import echo
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_text, write_atomic
-from ansible_collections.llamafleet.rpc.plugins.module_utils._hosts import links
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import (
     OVERHEAD,
     MeshError,
@@ -32,7 +32,6 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import (
     checked_key,
 )
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import NOT_FOUND, Result, Runner
-from ansible_collections.llamafleet.rpc.plugins.module_utils._sockets import describe_process, pids_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._units import MANAGED
 from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import checked_address
 
@@ -175,10 +174,10 @@ def drop_in(userspace: bool) -> str:
 
 
 def parse_dump(text: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Output of ``wg show IF dump``: ``({public_key, port}, {key: {endpoint, allowed, handshake, keepalive, psk}})``.
+    """Output of ``wg show IF dump``: ``({public_key, port}, {key: peer})`` with public keys as keys of the second.
 
-    The keys of the second are public ones. ``handshake`` is in seconds since 1970, None for never; ``psk`` only says
-    whether there is one.
+    A peer is ``{endpoint, allowed, handshake, received, keepalive, psk}``. ``handshake`` is in seconds since 1970, None for never, ``received`` in
+    bytes; ``psk`` only says whether there is one.
     """
     rows = [line.split("\t") for line in text.splitlines() if line]
     if not rows or len(rows[0]) != 4:
@@ -190,6 +189,7 @@ def parse_dump(text: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
             "endpoint": None if row[2] == "(none)" else row[2],
             "allowed": "" if row[3] == "(none)" else row[3],
             "handshake": int(row[4]) or None,
+            "received": int(row[5]),
             "keepalive": None if row[7] == "off" else int(row[7]),
         }
         for row in rows[1:]
@@ -250,39 +250,11 @@ def missing_packages(runner: Runner, kind: str | None, firewall: bool) -> list[s
     return [package for package, names in wanted.items() if not all(runner.which(name) for name in names)]
 
 
-def underlay(runner: Runner) -> dict[str, Any]:
-    """``{links, routes, default_address}``: the host's IPv4 links (as _hosts.links, with ``prefix``) and routes."""
-    found: list[dict[str, Any]] = []
-    for entry in _ip_json(runner, "-4", "addr", "show"):
-        for address in entry.get("addr_info", []):
-            if address.get("family") != "inet" or entry.get("ifname") == "lo":
-                continue
-            name = str(entry["ifname"])
-            facts = next((link for link in links(runner, {name: address["local"]}) if link["interface"] == name), {})
-            found.append(
-                {
-                    "interface": name,
-                    "address": str(address["local"]),
-                    "prefix": int(address["prefixlen"]),
-                    "mtu": int(entry["mtu"]),
-                    "speed_mbps": facts.get("speed_mbps"),
-                    "medium": facts.get("medium", "virtual"),
-                }
-            )
-    routes, default = [], None
-    for route in _ip_json(runner, "-4", "route", "show"):
-        if route.get("dst") == "default":
-            device = next((link for link in found if link["interface"] == route.get("dev")), None)
-            default = default or route.get("prefsrc") or (device or {}).get("address")
-        elif route.get("type", "unicast") == "unicast":
-            routes.append({"to": str(route["dst"]), "interface": route.get("dev")})
-    return {"links": found, "routes": routes, "default_address": default}
-
-
-def _ip_json(runner: Runner, *words: str) -> list[dict[str, Any]]:
+def ip_json(runner: Runner, *words: str) -> list[dict[str, Any]]:
+    """What ``ip -j`` says; nothing where there is no ip, as on a bare host in check mode (see missing_packages)."""
     result = runner.run(["ip", "-j", *words], timeout=10.0)
     if result.rc == NOT_FOUND:
-        return []  # a bare host in check mode; see missing_packages
+        return []
     if result.rc != 0:
         raise MeshError(f"ip {' '.join(words)} failed with status {result.rc}: {_said(result)}")
     return [entry for entry in json.loads(result.stdout or "[]") if entry]
@@ -292,35 +264,6 @@ def _said(result: Result) -> str:
     # wg quotes what it cannot read, and that may be a key.
     text = result.stderr.strip() or result.stdout.strip() or "no message"
     return re.sub(r"[A-Za-z0-9+/]{40,}=*", "(key)", text)[-500:]
-
-
-def interface_address(runner: Runner, name: str) -> str:
-    """The IPv4 address of an interface that is there already (mode existing), such as tailscale0."""
-    for entry in _ip_json(runner, "-4", "addr", "show"):
-        if entry.get("ifname") == name:
-            for address in entry.get("addr_info", []):
-                if address.get("family") == "inet":
-                    return str(address["local"])
-    raise MeshError(
-        f"interface {name} is not there or has no IPv4 address, and llama_mesh_mode is existing; start it, or name "
-        "another one with llama_mesh_interface"
-    )
-
-
-def port_owner(runner: Runner, port: int) -> str | None:
-    """Who has a UDP port of this host, in words; None when it is free."""
-    for name in ("udp", "udp6"):
-        for line in (runner.read(f"/proc/net/{name}", 8 << 20) or "").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) < 10 or int(fields[1].rpartition(":")[2], 16) != port:
-                continue
-            inode = int(fields[9])
-            pid = pids_of(runner, [inode]).get(inode)
-            process = describe_process(runner, pid) if pid else None
-            if process:
-                return f"{process.exe or 'a process'} (pid {pid}{f', {process.unit}' if process.unit else ''})"
-            return "the kernel (another WireGuard interface, or a tunnel)"
-    return None
 
 
 def key_path(directory: str, interface: str) -> str:
@@ -368,7 +311,7 @@ def public_key(runner: Runner, path: str) -> str | None:
 
 def look(runner: Runner, name: str) -> Live:
     """What runs under the name of our interface. A wireguard-go that hangs counts as present and not answering."""
-    entries = [entry for entry in _ip_json(runner, "-4", "addr", "show") if entry.get("ifname") == name]
+    entries = [entry for entry in ip_json(runner, "-4", "addr", "show") if entry.get("ifname") == name]
     if not entries:
         listed = runner.run(["ip", "link", "show", "dev", name], timeout=5.0)
         if listed.rc != 0:
@@ -508,32 +451,48 @@ class Quick:
         if self._systemd:
             self._must("systemctl", "enable", self.unit)
 
-    def restart(self, present: bool) -> None:
+    def restart(self, live: Live) -> None:
         """(Re)start the interface. systemd's unit stays active after wireguard-go died, so it is always a restart."""
+        self._stop(live)
         if self._systemd:
             self._runner.run(["systemctl", "reset-failed", self.unit])
-            if present:
-                self._runner.run(["systemctl", "stop", self.unit], timeout=60.0)
-            self._remove_left_over()
             self._must("systemctl", "restart", self.unit)
-            return
-        if present and self._runner.run(["wg-quick", "down", self._config], timeout=60.0).rc != 0:
-            self._remove_left_over()
-        self._must("wg-quick", "up", self._config)
+        else:
+            self._must("wg-quick", "up", self._config)
 
-    def _remove_left_over(self) -> None:
-        """An interface that wg-quick cannot take down: one that hangs, or one that was made by hand."""
-        if self._runner.run(["ip", "link", "show", "dev", self._name], timeout=5.0).rc == 0:
+    def _stop(self, live: Live) -> None:
+        if live.present and not live.answers:
+            # Everything that asks a hanging wireguard-go would hang as well, wg-quick included.
+            self._kill_userspace()
+        if self._systemd:
+            self._runner.run(["systemctl", "stop", self.unit], timeout=60.0)
+        elif live.answers:
+            self._runner.run(["wg-quick", "down", self._config], timeout=60.0)
+        if self._there():
             self._must("ip", "link", "delete", "dev", self._name)
 
-    def remove(self, present: bool) -> None:
+    def _there(self) -> bool:
+        return self._runner.run(["ip", "link", "show", "dev", self._name], timeout=5.0).rc == 0
+
+    def _kill_userspace(self) -> None:
+        """End the wireguard-go of this interface, and only of this one: containers have theirs in other namespaces."""
+        here = self._runner.readlink("/proc/self/ns/net")
+        for pid in filter(str.isdigit, self._runner.listdir("/proc")):
+            words = (self._runner.read(f"/proc/{pid}/cmdline") or "").split("\0")
+            if os.path.basename(words[0]) != "wireguard-go" or self._name not in words[1:]:
+                continue
+            if self._runner.readlink(f"/proc/{pid}/ns/net") == here:
+                os.kill(int(pid), signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while self._there() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def remove(self, live: Live) -> None:
         """Stop it and forget the unit."""
+        self._stop(live)
         if self._systemd:
-            self._runner.run(["systemctl", "disable", "--now", self.unit], timeout=60.0)
+            self._runner.run(["systemctl", "disable", self.unit])
             self._runner.run(["systemctl", "reset-failed", self.unit])
-        elif present:
-            self._runner.run(["wg-quick", "down", self._config], timeout=60.0)
-        self._remove_left_over()
         if self._systemd:
             self._remove_drop_in()
             self._must("systemctl", "daemon-reload")
@@ -658,7 +617,7 @@ def _act(
         quick.enable()
     if "start" in actions or "restart" in actions:
         try:
-            quick.restart(live.present)
+            quick.restart(live)
         except MeshError:
             if "write" in actions and before is not None:
                 write_atomic(path, before, 0o600)
@@ -675,7 +634,7 @@ def remove(runner: Runner, quick: Quick, name: str, directory: str, check: bool)
     actions = (["stop", "remove"] if ours else []) + (["forget key"] if os.path.exists(keys) else [])
     if actions and not check:
         if ours:
-            quick.remove(look(runner, name).present)
+            quick.remove(look(runner, name))
             os.unlink(path)
         if os.path.exists(keys):
             os.unlink(keys)
@@ -687,8 +646,8 @@ def remove(runner: Runner, quick: Quick, name: str, directory: str, check: bool)
 _HINTS = {
     "ok": "",
     "wrong_route": "traffic to it does not enter the tunnel; another route is more specific, see `ip route get`",
-    "no_handshake": (
-        "no handshake: its UDP port is blocked or its endpoint is wrong, it is off, or it has another key for this host"
+    "no_answer": (
+        "nothing comes back: its UDP port is blocked or its endpoint is wrong, it is off, or it has another key for us"
     ),
     "big_packets_lost": (
         "small packets pass and big ones vanish: the path carries less than the MTU says; lower llama_mesh_mtu"
@@ -714,15 +673,19 @@ def prove(
         return [_verdict(peer, "not_running", None) for peer in peers]
     routed = {peer.address for peer in peers if _route_device(runner, peer.address) == name}
     needed = {peer.address for peer in peers if peer.host in required} & routed
+    keys = {peer.address: peer.public_key for peer in peers}
+    before = _dumped(runner, name)
     small = set(probe(sorted(routed), 84))
-    while not needed <= small and time.monotonic() < deadline:
+    heard: set[str] = set()
+    while not needed <= small | heard and time.monotonic() < deadline:
         small |= set(probe(sorted(needed - small), 84))
+        heard = _heard(before, _dumped(runner, name), keys)
     big = set(probe(sorted(small), live.mtu or ETHERNET_MTU - OVERHEAD))
-    dump = runner.run(["wg", "show", name, "dump"], timeout=5.0)
-    handshakes = parse_dump(dump.stdout)[1] if dump.rc == 0 else {}
+    dumped = _dumped(runner, name)
+    heard = _heard(before, dumped, keys)
     found = []
     for peer in peers:
-        last = handshakes.get(peer.public_key or "", {}).get("handshake")
+        last = dumped.get(peer.public_key or "", {}).get("handshake")
         age = max(0, int(time.time()) - last) if last else None
         if peer.address not in routed:
             status = "wrong_route"
@@ -731,10 +694,26 @@ def prove(
         elif peer.address in small:
             status = "big_packets_lost"
         else:
-            # Keys live for 180 s (REJECT_AFTER_TIME of the protocol): an older handshake is no sign of life.
-            status = "silent" if age is not None and age <= 180 else "no_handshake"
+            status = "silent" if peer.address in heard else "no_answer"
         found.append(_verdict(peer, status, age))
     return found
+
+
+def _dumped(runner: Runner, name: str) -> dict[str, dict[str, Any]]:
+    result = runner.run(["wg", "show", name, "dump"], timeout=5.0)
+    return parse_dump(result.stdout)[1] if result.rc == 0 else {}
+
+
+def _heard(
+    before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], keys: Mapping[str, str | None]
+) -> set[str]:
+    """Addresses of peers that something was received from in between. Who cannot answer a ping still sends a keepalive
+    within 10 s (protocol: KEEPALIVE_TIMEOUT), while an old handshake says nothing about who is there now."""
+    return {
+        address
+        for address, key in keys.items()
+        if key in now and now[key]["received"] > before.get(key, {}).get("received", 0)
+    }
 
 
 def _verdict(peer: Peer, status: str, age: int | None) -> dict[str, Any]:

@@ -64,7 +64,7 @@ peers:
       type: str
     status:
       description:
-        - C(ok), C(silent) (the tunnel is up, pings are not answered), C(no_handshake), C(big_packets_lost),
+        - C(ok), C(silent) (the tunnel is up, pings are not answered), C(no_answer), C(big_packets_lost),
           C(wrong_route) or C(not_running).
       type: str
     handshake_age:

@@ -120,6 +120,7 @@ missing:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _underlay as underlay
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _wireguard as wireguard
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_text
@@ -140,7 +141,7 @@ def _join(
         return kind, missing, False
     live = wireguard.look(runner, name)
     if not live.present or (live.answers and live.port != options["port"]):
-        owner = wireguard.port_owner(runner, options["port"])
+        owner = underlay.port_owner(runner, options["port"])
         if owner:
             raise MeshError(
                 f"UDP port {options['port']} of the mesh belongs to {owner}; set llama_mesh_port for the whole fleet"
@@ -179,11 +180,11 @@ def main() -> None:
     kind, missing, changed = None, wireguard.missing_packages(runner, None, options["firewall"]), False
     try:
         checked_interface(options["interface"])
-        node.update(wireguard.underlay(runner))
+        node.update(underlay.underlay(runner))
         if options["mode"] == "wireguard":
             kind, missing, changed = _join(runner, options, node, module.check_mode)
         elif options["mode"] == "existing":
-            node["address"] = wireguard.interface_address(runner, options["interface"])
+            node["address"] = underlay.interface_address(runner, options["interface"])
     except FleetError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=changed, node=node, implementation=kind, missing=missing)

@@ -28,26 +28,26 @@ import pytest
 PROGRAMS = ("ip", "wg", "wg-quick", "wireguard-go", "nft")
 COLLECTIONS = Path(__file__).resolve().parents[2] / ".collections"
 
+# Without pytest, which takes longer to load than the module takes to run.
 _RUN_MODULE = """
-import json, sys
+import contextlib, io, json, sys
 from importlib import import_module
-from ansible_collections.llamafleet.rpc.tests.unit import servers
-name, options, check = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "check"
-module = import_module("ansible_collections.llamafleet.rpc.plugins.modules." + name)
-print(json.dumps(servers.run_module(module.main, options, check)))
+from ansible.module_utils.testing import patch_module_args
+module = import_module("ansible_collections.llamafleet.rpc.plugins.modules." + sys.argv[1])
+output = io.StringIO()
+with patch_module_args(json.load(sys.stdin)):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(output):
+        module.main()
+print(json.dumps({"failed": False, **json.loads(output.getvalue())}))
 """
 
 
-def call(argv: Sequence[object], check: bool = True, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """Run a command; its output is text."""
-    done = subprocess.run(
-        [str(word) for word in argv],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+def call(
+    argv: Sequence[object], check: bool = True, timeout: float = 60.0, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with `text` as its input; its output is text."""
+    words = [str(word) for word in argv]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, input=text, check=False)
     assert not check or done.returncode == 0, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -62,18 +62,24 @@ class Host:
     interface: str
     directory: Path
 
-    def run(self, *argv: object, check: bool = True, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def argv(self, *argv: object) -> list[str]:
+        """A command as it is run on this host, for Popen."""
+        return ["ip", "netns", "exec", self.namespace, *map(str, argv)]
+
+    def run(self, *argv: object, check: bool = True, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command on this host."""
-        return call(["ip", "netns", "exec", self.namespace, *argv], check, timeout)
+        return call(self.argv(*argv), check, text=text)
 
-    def python(self, code: str, *argv: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def python(self, code: str, *argv: object, check: bool = True, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run Python code on this host."""
-        return self.run("env", f"PYTHONPATH={COLLECTIONS}", sys.executable, "-c", code, *argv, check=check)
+        environment = f"PYTHONPATH={COLLECTIONS}"
+        return self.run("env", environment, sys.executable, "-c", code, *argv, check=check, text=text)
 
-    def module(self, name: str, /, check_mode: bool = False, **options: Any) -> dict[str, Any]:
+    def module(self, module_name: str, /, check_mode: bool = False, **options: Any) -> dict[str, Any]:
         """What a module of the collection answers on this host."""
-        words = (name, json.dumps(options), "check" if check_mode else "run")
-        result: dict[str, Any] = json.loads(self.python(_RUN_MODULE, *words).stdout.splitlines()[-1])
+        options = dict(options, _ansible_check_mode=check_mode, _ansible_diff=True)
+        output = self.python(_RUN_MODULE, module_name, text=json.dumps(options)).stdout
+        result: dict[str, Any] = json.loads(output.splitlines()[-1])
         return result
 
     @contextlib.contextmanager
@@ -86,7 +92,7 @@ class Host:
             "held = []\n"
             "while True:\n    c, _ = s.accept(); c.sendall(b'x'); held.append(c)\n"
         )
-        argv = ["ip", "netns", "exec", self.namespace, sys.executable, "-c", code, address, str(port)]
+        argv = self.argv(sys.executable, "-c", code, address, port)
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
             try:
                 assert process.stdout is not None
