@@ -18,10 +18,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import NamedTuple
 
 INF = 1 << 90
 _PRICE_ROUNDS = 30  # rounds of the search for prices; more would only tighten a bound that is valid anyway
+_BEAM = 3  # partial placements kept at each boundary by the first, inexact walk
+_PATIENCE = 4_000  # partial placements after which prices are worth their while
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,12 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """A start, the runs behind it in order, and the total cost."""
+    """A start, the runs behind it in order, the total cost, and whether it is proved to be the best one."""
 
     start: Start
     runs: tuple[Run, ...]
     cost: int
+    proved: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ class Problem:
     that come once with a run that begins before unit ``trunk_end``. ``work``: compute bytes of a stage that is (first,
     later, first with the output, later with the output). ``pools``: bytes of each common limit. ``places``: how many
     stages may be used. ``cuts[j]``: whether a run may end before unit j. ``borrowed``: unit -> (the earlier unit whose
-    cache it reads, bytes that this costs a stage which holds the one but not the other).
+    cache it reads, bytes that this costs a stage which holds the one but not the other). ``effort``: partial placements
+    to try before the best one so far is taken without a proof; only tangled common limits get there.
     """
 
     need: Sequence[int]
@@ -91,6 +96,7 @@ class Problem:
     places: int = 1 << 30
     cuts: Sequence[bool] | None = None
     borrowed: Mapping[int, tuple[int, int]] | None = None
+    effort: int = 300_000
 
     @property
     def units(self) -> int:
@@ -120,11 +126,23 @@ class _Fit(NamedTuple):
 
 
 class _Cost(NamedTuple):
-    """Cost of a run [i, j): prefix[j] - prefix[i], the constant of its kind (as in ``work``), and ``shared`` if due."""
+    """Cost of a run [i, j): prefix[j] - prefix[i], the constant of its kind (as in ``work``), and ``shared`` if due.
+
+    ``borrowed``: cost of a byte that the run borrows; only a load has it, and tables leave it out.
+    """
 
     prefix: Sequence[float]
     fixed: tuple[float, float, float, float]
     shared: float = 0
+    borrowed: float = 0
+
+    def of(self, problem: Problem, run: Run, first: bool) -> float:
+        """The cost of ``run``."""
+        kind = (0 if first else 1) + (2 if run.end == problem.units else 0)
+        cost = self.prefix[run.end] - self.prefix[run.begin] + self.fixed[kind]
+        if run.begin < problem.trunk_end:
+            cost += self.shared
+        return cost + self.borrowed * problem.borrowed_bytes(run.begin, run.end) if self.borrowed else cost
 
 
 class _Tables(NamedTuple):
@@ -198,15 +216,32 @@ def most_even(problem: Problem) -> Placement | None:
         starts = [start for start in problem.starts if start.load <= limit]
         return cheapest(replace(problem, stages=stages, starts=starts))
 
-    loads = [_load_cost(problem, stage) for stage in problem.stages]
-    return _narrow(_bottleneck(problem, loads), within, problem, lambda found: fullest(problem, found))
+    return _narrowest(problem, [_load_cost(problem, stage) for stage in problem.stages], within)
 
 
 def shortest_stage(problem: Problem) -> Placement | None:
     """Of the placements whose slowest stage is fastest, the cheapest one. None if there is none."""
     costs = [_plain_cost(stage) for stage in problem.stages]
-    bound = _bottleneck(problem, costs)
-    return _narrow(bound, lambda limit: cheapest(problem, int(limit)), problem, lambda found: slowest(problem, found))
+    return _narrowest(problem, costs, lambda limit: cheapest(problem, int(limit)))
+
+
+def _narrowest(
+    problem: Problem, costs: Sequence[_Cost], within: Callable[[float], Placement | None]
+) -> Placement | None:
+    """The cheapest placement at the smallest limit on the cost of every single stage (and the load of the start)."""
+    tables = _bottleneck(problem, costs)
+    bound = min((max(start.load, tables.first[0][start.units]) for start in problem.starts), default=INF)
+    if bound >= INF:
+        return None
+    limits = _limits(problem)
+    found = within(bound)
+    if found is not None or not (limits or problem.borrowed):
+        return found
+    widest = _Search(problem, _fits(problem, None), costs, tables, limits, worst=True).run()
+    if widest is None:
+        return None
+    loads = [costs[run.stage].of(problem, run, number == 0) for number, run in enumerate(widest.runs)]
+    return within(max([widest.start.load, *loads]))
 
 
 def fullest(problem: Problem, found: Placement) -> float:
@@ -239,7 +274,8 @@ def worst_shortage(problem: Problem) -> tuple[int, Placement] | None:
         _Cost(problem.need, tuple(work - stage.room for work in problem.work), problem.shared)  # type: ignore[arg-type] # four
         for stage in problem.stages
     ]
-    short = _bottleneck(roomy, rooms, floor=-INF)
+    tables = _bottleneck(roomy, rooms, floor=-INF)
+    short = min((max(0, tables.first[0][start.units]) for start in problem.starts), default=INF)
     if short >= INF:
         return None
     enough = [replace(stage, room=stage.room + int(short)) for stage in problem.stages]
@@ -255,33 +291,9 @@ def least_use(problem: Problem, pool: int | None) -> int | None:
     members = frozenset(k for k, stage in enumerate(problem.stages) if pool is None or stage.pool == pool)
     limit = _Limit(0, members, pool)
     fits, plain = _fits(problem, None), [_plain_cost(stage) for stage in problem.stages]
-    floor = _tables(problem, fits, _priced(problem, plain, [limit], (1,), priced_only=True))
+    floor = _tables(problem, fits, _priced(problem, plain, [limit], (1,), free=True))
     least = min((limit.start_use(start) + floor.first[0][start.units] for start in problem.starts), default=INF)
     return int(least) if least < INF else None
-
-
-def _narrow(
-    bound: float,
-    within: Callable[[float], Placement | None],
-    problem: Problem,
-    measure: Callable[[Placement], float],
-) -> Placement | None:
-    """The cheapest placement at the smallest limit that has one; that is ``bound`` unless a common limit binds."""
-    if bound >= INF:
-        return None
-    found = within(bound) or cheapest(problem)
-    if found is None:
-        return None
-    low, high = bound, max(bound, measure(found))
-    whole = isinstance(low, int) and isinstance(high, int)
-    while high - low > (1 if whole else 1e-9 * high):
-        middle = (low + high) // 2 if whole else (low + high) / 2
-        better = within(middle)
-        if better is None:
-            low = middle
-        else:
-            found, high = better, max(low, min(middle, measure(better)))
-    return within(high) or found
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------------
@@ -296,7 +308,7 @@ def _load_cost(problem: Problem, stage: Stage) -> _Cost:
     scale = max(1, stage.scale)
     first, later, first_out, later_out = (work / scale for work in problem.work)
     prefix = [size / scale for size in problem.need]
-    return _Cost(prefix, (first, later, first_out, later_out), problem.shared / scale)
+    return _Cost(prefix, (first, later, first_out, later_out), problem.shared / scale, 1 / scale)
 
 
 def _fits(problem: Problem, time_limit: int | None) -> _Fits:
@@ -420,14 +432,15 @@ def _trace(problem: Problem, fits: _Fits, costs: Sequence[_Cost], tables: _Table
     return Placement(start, tuple(runs), total)
 
 
-def _bottleneck(problem: Problem, costs: Sequence[_Cost], floor: float = 0) -> float:
-    """The smallest limit on the cost of every single stage (and load of the start) that the stages' rooms allow."""
+def _bottleneck(problem: Problem, costs: Sequence[_Cost], floor: float = 0) -> _Tables:
+    """first[d][i], later[d][i]: the least that the dearest stage costs when the units from i on go to stages from d on."""
     units = problem.units
     fits = _fits(problem, None)
     begins = _begins(problem)
     smooth = problem.cuts is None and not problem.borrowed and not any(stage.least for stage in problem.stages)
-    later: list[float] = [INF] * units + [floor]
-    first: list[float] = [INF] * units + [floor]
+    last: list[float] = [*([INF] * units), floor]
+    later, first = last, last
+    all_later, all_first = [last], [last]
     for number in range(len(problem.stages) - 1, -1, -1):
         stage, cost = problem.stages[number], costs[number]
         rows: list[list[float]] = []
@@ -457,7 +470,9 @@ def _bottleneck(problem: Problem, costs: Sequence[_Cost], floor: float = 0) -> f
                 row[begin] = best
             rows.append(row)
         first, later = rows
-    return min((max(start.load, first[start.units]) for start in problem.starts), default=INF)
+        all_first.append(first)
+        all_later.append(later)
+    return _Tables(all_first[::-1], all_later[::-1])
 
 
 def _scan(problem: Problem, prefix: Sequence[float], base: float, later: Sequence[float], low: int, high: int) -> float:
@@ -489,9 +504,9 @@ def _limits(problem: Problem) -> list[_Limit]:
 
 
 class _Label(NamedTuple):
-    """A partial placement: its cost, its use of each limit, and how it came about."""
+    """A partial placement: its cost (or largest load), its use of each limit, and how it came about."""
 
-    cost: int
+    cost: float
     used: tuple[int, ...]
     start: Start
     runs: tuple[Run, ...]
@@ -510,16 +525,16 @@ def _priced(
     plain: Sequence[_Cost],
     limits: Sequence[_Limit],
     prices: Sequence[int],
-    priced_only: bool = False,
+    free: bool = False,
 ) -> list[_Cost]:
-    """The stages' costs with a price on every use of a limit; ``priced_only`` leaves the plain costs out."""
+    """The stages' costs with a price on every use of a limit; ``free`` leaves the plain costs out."""
     result = []
     for number, own in enumerate(plain):
         due = [(price, limit.pool is None) for price, limit in zip(prices, limits) if number in limit.members]
         per_byte = sum(price for price, by_count in due if not by_count)
         per_use = sum(price for price, by_count in due if by_count)
-        prefix: Sequence[float] = [0] * len(problem.need) if priced_only else own.prefix
-        fixed: Sequence[float] = (0, 0, 0, 0) if priced_only else own.fixed
+        prefix: Sequence[float] = [0] * len(problem.need) if free else own.prefix
+        fixed: Sequence[float] = (0, 0, 0, 0) if free else own.fixed
         if per_byte:
             prefix = [here + per_byte * size for here, size in zip(prefix, problem.need)]
         first, later, first_out, later_out = (
@@ -529,54 +544,93 @@ def _priced(
     return result
 
 
+class _Floor(NamedTuple):
+    """Tables of the least use: prices * use of every completion is at least what they say, and must not exceed size."""
+
+    prices: tuple[int, ...]
+    tables: _Tables
+    size: int
+
+
 class _Search:
-    """Exact search under common limits. One object serves one problem."""
+    """Exact search under common limits: the least sum of costs, or the least maximum of loads.
+
+    ``tables`` bound the rest from below; with ``worst`` the maximum counts, and they are those of ``_bottleneck``. One
+    object serves one question.
+    """
 
     def __init__(
-        self, problem: Problem, fits: _Fits, costs: Sequence[_Cost], tables: _Tables, limits: Sequence[_Limit]
+        self,
+        problem: Problem,
+        fits: _Fits,
+        costs: Sequence[_Cost],
+        tables: _Tables,
+        limits: Sequence[_Limit],
+        worst: bool = False,
     ) -> None:
         self.problem = problem
         self.fits = fits
         self.plain = costs
         self.limits = limits
+        self.worst = worst
         self.bounds = [_Bound((0,) * len(limits), costs, tables)]
-        self.best: Placement | None = None
-        self.floors: list[_Tables] = []
+        self.best: tuple[float, Placement] | None = None
+        self.floors: list[_Floor] = []
+        self.made = 0
 
     def run(self) -> Placement | None:
-        """The cheapest placement within all limits, or None."""
-        for number, limit in enumerate(self.limits):
-            prices = [1 if k == number else 0 for k in range(len(self.limits))]
-            costs = _priced(self.problem, self.plain, self.limits, prices, priced_only=True)
-            floor = _tables(self.problem, self.fits, costs)
-            found = _best(self.problem, self.fits, costs, floor)
-            starts = self.problem.starts
-            least = min((limit.start_use(start) + floor.first[0][start.units] for start in starts), default=INF)
-            if found is None or least > limit.size:
+        """The best placement within all limits, or None."""
+        count = len(self.limits)
+        single = [tuple(int(k == number) for k in range(count)) for number in range(count)]
+        pools = tuple(int(limit.pool is not None) for limit in self.limits)
+        if not all(self._floor(prices) for prices in [*single, pools]):
+            return None
+        proved = self._walk(None, _PATIENCE)
+        if not proved and self.problem.effort > _PATIENCE:
+            if not self._floor(self._find_prices(free=True)):
                 return None
-            self._keep(found)
-            self.floors.append(floor)
-        self._find_prices()
-        return self._search()
+            if not self.worst:
+                self._find_prices()
+            self._walk(_BEAM, None)  # a good placement first: the better it is, the more the exact walk can drop
+            proved = self._walk(None, self.problem.effort)
+        if self.best is None:
+            return None
+        return replace(self.best[1], proved=proved)
 
-    def _keep(self, found: Placement) -> bool:
+    def _floor(self, prices: tuple[int, ...]) -> bool:
+        """Add a bound: the least priced use of the limits. False if even that is more than there is."""
+        if not any(prices):
+            return True
+        tables = _tables(self.problem, self.fits, _priced(self.problem, self.plain, self.limits, prices, free=True))
+        size = sum(price * limit.size for price, limit in zip(prices, self.limits))
+        self.floors.append(_Floor(prices, tables, size))
+        used = (
+            sum(price * limit.start_use(start) for price, limit in zip(prices, self.limits))
+            + tables.first[0][start.units]
+            for start in self.problem.starts
+        )
+        return min(used, default=INF) <= size
+
+    def _keep(self, value: float, found: Placement) -> None:
         """Remember ``found`` if it is within all limits and better than what is known."""
-        if any(limit.use(self.problem, found) > limit.size for limit in self.limits):
-            return False
-        if self.best is None or found.cost < self.best.cost:
-            self.best = found
-        return True
+        if self.best is not None and value >= self.best[0]:
+            return
+        if all(limit.use(self.problem, found) <= limit.size for limit in self.limits):
+            self.best = (value, found)
 
-    def _find_prices(self) -> None:
-        """Prices whose tables bound well: a Polyak step towards the larger dual value, round by round."""
-        prices = [0] * len(self.limits)
-        top: float = -INF
+    def _find_prices(self, free: bool = False) -> tuple[int, ...]:
+        """Prices whose tables bound well: steps towards the larger dual value, round by round.
+
+        ``free``: units cost nothing but the prices, which shows whether the limits can be kept at all.
+        """
+        prices = [0] * len(self.limits) if not free else [1 << 20] * len(self.limits)
+        top, best = -float(INF), tuple(prices)
+        starts = self.problem.starts
         for turn in range(_PRICE_ROUNDS):
-            costs = _priced(self.problem, self.plain, self.limits, prices)
+            costs = _priced(self.problem, self.plain, self.limits, prices, free)
             tables = _tables(self.problem, self.fits, costs)
-            starts = self.problem.starts
             values = [
-                start.cost
+                (0 if free else start.cost)
                 + tables.first[0][start.units]
                 + sum(p * limit.start_use(start) for p, limit in zip(prices, self.limits))
                 for start in starts
@@ -585,25 +639,38 @@ class _Search:
             found = _trace(self.problem, self.fits, costs, tables, starts[chosen])
             over = [limit.use(self.problem, found) - limit.size for limit in self.limits]
             dual = values[chosen] - sum(p * limit.size for p, limit in zip(prices, self.limits))
-            self._keep(found)
+            if not self.worst:
+                self._keep(found.cost, found)
             if dual > top:
-                top = dual
-                self.bounds = [self.bounds[0], _Bound(tuple(prices), costs, tables)]
-            target = self.best.cost if self.best else dual + abs(dual) // (4 + turn) + 1
+                top, best = dual, tuple(prices)
+                if not free:
+                    self.bounds = [self.bounds[0], _Bound(best, costs, tables)]
             norm = sum(excess * excess for excess in over)
-            if norm == 0 or target - dual <= 0 or all(e <= 0 and p == 0 for e, p in zip(over, prices)):
+            if norm == 0 or (free and dual > 0):
                 break
-            moved = [max(0, p + int((target - dual) * excess // norm)) for p, excess in zip(prices, over)]
-            if moved == prices:
+            if free:
+                step = (1 << 20) * max(abs(excess) for excess in over) / norm / (1 + turn) ** 0.5
+            else:
+                target = self.best[0] if self.best else dual + abs(dual) / (4 + turn) + 1
+                step = (target - dual) / norm
+            moved = [max(0, p + int(step * excess)) for p, excess in zip(prices, over)]
+            if moved == prices or not any(moved):
                 break
             prices = moved
+        return best
 
-    def _search(self) -> Placement | None:
+    def _walk(self, width: int | None, patience: int | None) -> bool:
+        """Extend partial placements stage by stage. ``width``: keep so many for each boundary (not exact then).
+
+        ``patience``: give up, and return False, when more partial placements than that were made.
+        """
         problem, units = self.problem, self.problem.units
         states: dict[tuple[int, bool], list[_Label]] = {}
         for start in problem.starts:
             used = tuple(limit.start_use(start) for limit in self.limits)
-            states.setdefault((start.units, start.units == units), []).append(_Label(start.cost, used, start, ()))
+            cost = start.load if self.worst else start.cost
+            states.setdefault((start.units, start.units == units), []).append(_Label(cost, used, start, ()))
+        self.made = 0
         for number, stage in enumerate(problem.stages):
             following: dict[tuple[int, bool], list[_Label]] = {}
             reaches = [_reach(problem, bound.costs[number], bound.tables.later[number + 1]) for bound in self.bounds]
@@ -614,37 +681,50 @@ class _Search:
                     if at < units:
                         for wider in self._extend(number, stage, label, at, reaches):
                             following.setdefault((wider.runs[-1].end, True), []).append(wider)
+                if patience is not None and self.made > patience:
+                    return False
+            if width is not None:
+                bound = self.bounds[-1]
+                following = {key: _spread(labels, width, bound.prices) for key, labels in following.items()}
             states = {key: self._undominated(number + 1, key, labels) for key, labels in following.items()}
         for label in states.get((units, True), []):
-            self._keep(Placement(label.start, label.runs, label.cost))
-        return self.best
+            total = label.start.cost + sum(run_cost(problem, run, k == 0) for k, run in enumerate(label.runs))
+            self._keep(label.cost, Placement(label.start, label.runs, total))
+        return True
 
     def _extend(
         self, number: int, stage: Stage, label: _Label, at: int, reaches: Sequence[Sequence[float]]
     ) -> Iterable[_Label]:
         """The labels of ``label`` with a run on this stage, where they may still beat the best placement known."""
         problem, kind, least = self.problem, 1 if label.runs else 0, max(1, stage.least)
-        fit = self.fits[kind][number]
+        fit, top = self.fits[kind][number], self.best[0] if self.best else INF
         ends: Iterable[int] = range(at + least, fit.ends[at] + 1)
-        top: float = self.best.cost if self.best else INF
-        for bound, reach in zip(self.bounds, reaches):
-            cost = bound.costs[number]
-            base = cost.prefix[at] - (cost.shared if at < problem.trunk_end else 0) - cost.fixed[kind]
-            paid = label.cost + sum(p * (u - m.size) for p, u, m in zip(bound.prices, label.used, self.limits))
-            slack = top - paid + base
-            ends = [end for end in ends if reach[end] < slack]
+        if self.worst:
+            beyond = self.bounds[0].tables.later[number + 1]
+            ends = [end for end in ends if beyond[end] < top]
+            if problem.cuts is not None:
+                ends = [end for end in ends if problem.cuts[end]]
+        else:
+            for bound, reach in zip(self.bounds, reaches):
+                cost = bound.costs[number]
+                base = cost.prefix[at] - (cost.shared if at < problem.trunk_end else 0) - cost.fixed[kind]
+                paid = label.cost + sum(p * (u - m.size) for p, u, m in zip(bound.prices, label.used, self.limits))
+                slack = min(top, INF) - paid + base
+                ends = [end for end in ends if reach[end] < slack]
         if fit.closes[at] and at + least <= problem.units:
             ends = [*ends, problem.units]
         for end in ends:
             run = Run(number, at, end)
-            cost_now = label.cost + run_cost(problem, run, kind == 0)
+            own = self.plain[number].of(problem, run, kind == 0)
+            cost_now = max(label.cost, own) if self.worst else label.cost + own
             if cost_now >= top:
                 continue
-            used = tuple(u + limit.run_use(problem, run, kind == 0) for u, limit in zip(label.used, self.limits))
-            if all(
-                u + floor.later[number + 1][end] <= limit.size
-                for u, floor, limit in zip(used, self.floors, self.limits)
-            ):
+            self.made += 1
+            used = tuple([u + limit.run_use(problem, run, kind == 0) for u, limit in zip(label.used, self.limits)])
+            for prices, tables, size in self.floors:
+                if sum(map(mul, prices, used)) + tables.later[number + 1][end] > size:
+                    break
+            else:
                 yield _Label(cost_now, used, label.start, (*label.runs, run))
 
     def _undominated(self, number: int, key: tuple[int, bool], labels: list[_Label]) -> list[_Label]:
@@ -665,7 +745,22 @@ class _Search:
                 open_limits.append(index)
         labels.sort(key=lambda label: (label.cost, label.used))
         kept: list[_Label] = []
+        if len(open_limits) == 1:
+            (only,) = open_limits
+            least = INF
+            for label in labels:
+                if label.used[only] < least:
+                    least = label.used[only]
+                    kept.append(label)
+            return kept
         for label in labels:
             if not any(all(other.used[k] <= label.used[k] for k in open_limits) for other in kept):
                 kept.append(label)
         return kept
+
+
+def _spread(labels: list[_Label], width: int, prices: tuple[int, ...]) -> list[_Label]:
+    """The ``width`` labels that look best when what they use has its price."""
+    if len(labels) <= width:
+        return labels
+    return sorted(labels, key=lambda label: label.cost + sum(map(mul, prices, label.used)))[:width]
