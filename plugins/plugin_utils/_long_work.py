@@ -50,7 +50,7 @@ class LongWork(ActionBase):
                 )
             except AnsibleConnectionFailure as error:
                 lost += 1
-                if lost >= _LOST:
+                if follow is None or lost >= _LOST:  # a host that was never there is not waited for
                     raise
                 display.display(f"{host}: connection lost ({error.message}); the work goes on there, asking again")
                 time.sleep(_PAUSE)

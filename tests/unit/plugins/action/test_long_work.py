@@ -15,9 +15,13 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from ansible_collections.llamafleet.rpc.plugins.plugin_utils._long_work import progress_line
+from ansible.errors import AnsibleConnectionFailure
+from ansible_collections.llamafleet.rpc.plugins.plugin_utils import _long_work
+from ansible_collections.llamafleet.rpc.plugins.plugin_utils._long_work import LongWork, progress_line
 
 COLLECTIONS = next(
     parent.parent for parent in Path(progress_line.__code__.co_filename).parents if parent.name == "llamafleet"
@@ -103,3 +107,55 @@ def test_two_hosts_on_one_machine_see_progress_of_one_build(play: list[str], tmp
     second = run(play, tmp_path)
     assert second.count("changed=0") == 2
     assert "llama.cpp b11434:" not in second
+
+
+class Flaky(LongWork):
+    """Long work over a connection that breaks as told: an answer, or None for no connection."""
+
+    def __init__(self, answers: list[dict[str, Any] | None]) -> None:
+        self.answers = answers
+        self.calls: list[dict[str, Any]] = []
+        around: dict[str, Any] = {
+            "_task": SimpleNamespace(args={"build": "b11434"}, async_val=0, check_mode=False),
+            "_play_context": SimpleNamespace(remote_addr="gpu1"),
+            "_connection": SimpleNamespace(_shell=SimpleNamespace(tmpdir=None)),
+        }
+        self.__dict__.update(around)
+
+    def subject(self, args: dict[str, Any]) -> str:
+        return "llama.cpp"
+
+    def _execute_module(self, *_args: Any, **options: Any) -> dict[str, Any]:
+        self.calls.append(options["module_args"])
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise AnsibleConnectionFailure("Connection reset by peer")
+        return answer
+
+
+RUNNING: dict[str, Any] = {"done": False, "progress": {"run": "r1", "phase": "compile", "seconds": 5}}
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_long_work, "_PAUSE", 0)
+
+
+def test_a_lost_connection_costs_a_call_and_not_the_work() -> None:
+    work = Flaky([RUNNING, None, None, RUNNING, {"done": True, "changed": True}])
+    assert work.run(task_vars={"inventory_hostname": "gpu1"})["changed"] is True
+    assert [call.get("follow") for call in work.calls] == [None, "r1", "r1", "r1", "r1"]
+
+
+def test_a_host_that_is_not_there_is_told_at_once_and_one_that_went_away_after_a_while() -> None:
+    with pytest.raises(AnsibleConnectionFailure):
+        Flaky([None, RUNNING]).run(task_vars={})
+    gone = Flaky([RUNNING, *[None] * 20])
+    with pytest.raises(AnsibleConnectionFailure):
+        gone.run(task_vars={})
+    assert len(gone.calls) == 7
+
+
+def test_a_failure_ends_it() -> None:
+    work = Flaky([RUNNING, {"failed": True, "msg": "no space"}])
+    assert work.run(task_vars={})["msg"] == "no space"
