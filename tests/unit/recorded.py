@@ -106,11 +106,11 @@ def smi(core: str, caps: str | None = None, listed: str | None = None) -> dict[s
     }
 
 
-def mac(name: str, vm_stat: str = "vm_stat_idle_128g", macos: str = "15.6", **more: Result | str) -> FakeRunner:
+def mac(name: str, pages: str = "vm_stat_idle_128g", macos: str = "15.6", **more: Result | str) -> FakeRunner:
     """A Mac whose tools answer with recordings of macos/."""
     commands: dict[str, Result | str] = {
         "sysctl": Result(1, text(f"macos/{name}"), "sysctl: unknown oid 'debug.iogpu.wired_limit'\n"),
-        "vm_stat": text(f"macos/{vm_stat}"),
+        "vm_stat": text(f"macos/{pages}"),
         "sw_vers": macos + "\n",
         "system_profiler": text("macos/system_profiler_m4_max.json"),
         "ioreg": text("macos/ioreg"),

@@ -14,6 +14,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import (
     MIB,
     DeviceError,
     backend_of,
+    card_size,
     clamp_free,
     metal_usable,
     parse_list_devices,
@@ -89,6 +90,10 @@ def test_a_mac_whose_memory_is_wired_by_others_lends_little_and_says_so() -> Non
     usable, warnings = metal_usable(16 * GIB, int(10.67 * GIB), 2 * GIB)
     assert usable == int(10.67 * GIB)
     assert warnings == ()
+
+
+def test_a_size_that_no_card_has_is_no_size() -> None:
+    assert (card_size(288 * 10**9), card_size(0), card_size(None), card_size(2 << 40)) == (288 * 10**9, None, None, None)
 
 
 def test_free_above_total_is_clamped() -> None:
