@@ -11,8 +11,8 @@ version_added: 0.1.0
 author: llamafleet contributors (@llamafleet)
 description:
   - Checks the members of the groups C(llama_primary) and C(llama_workers) as a whole, before any host is touched.
-    Every cluster has one primary and it is no worker of its own cluster, endpoints are unique IPv4 addresses with a port,
-    and all hosts want the same build.
+    Every cluster has one primary and it is no worker of its own cluster, endpoints are unique IPv4 addresses with a
+    port, and all hosts want the same build.
 positional: _input
 options:
   _input:
@@ -43,14 +43,15 @@ _value:
   elements: str
 """
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import fleet_problems as core
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import limit_problems
 
 
-def fleet_problems(hosts: Any, limit: Optional[Sequence[str]] = None) -> List[str]:
+def fleet_problems(hosts: Any, limit: Sequence[str] | None = None) -> list[str]:
     if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
         raise AnsibleFilterError(
             f"llamafleet.rpc.fleet_problems: the input is a {type(hosts).__name__}, not a list of host variables; "
@@ -64,5 +65,5 @@ def fleet_problems(hosts: Any, limit: Optional[Sequence[str]] = None) -> List[st
 class FilterModule:
     """Filters of this file."""
 
-    def filters(self) -> Dict[str, Callable[..., Any]]:
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"fleet_problems": fleet_problems}

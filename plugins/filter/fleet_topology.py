@@ -36,13 +36,14 @@ _value:
   type: dict
 """
 
-from typing import Any, Callable, Dict, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import topology
 
 
-def fleet_topology(hosts: Any) -> Dict[str, Dict[str, Any]]:
+def fleet_topology(hosts: Any) -> dict[str, dict[str, Any]]:
     if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
         raise AnsibleFilterError(
             f"llamafleet.rpc.fleet_topology: the input is a {type(hosts).__name__}, not a list of host variables; "
@@ -54,5 +55,5 @@ def fleet_topology(hosts: Any) -> Dict[str, Dict[str, Any]]:
 class FilterModule:
     """Filters of this file."""
 
-    def filters(self) -> Dict[str, Callable[..., Any]]:
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"fleet_topology": fleet_topology}

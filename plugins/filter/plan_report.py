@@ -22,7 +22,7 @@ options:
 EXAMPLES = r"""
 - name: Show the plan
   ansible.builtin.debug:
-    msg: "{{ llamafleet_plan | llamafleet.rpc.plan_report }}"
+    msg: "{{ llama_primary__plan | llamafleet.rpc.plan_report }}"
 """
 
 RETURN = r"""
@@ -32,13 +32,14 @@ _value:
   elements: str
 """
 
-from typing import Any, Callable, Dict, List, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._report import plan_lines
 
 
-def plan_report(plan: Any) -> List[str]:
+def plan_report(plan: Any) -> list[str]:
     if not isinstance(plan, Mapping) or "feasible" not in plan:
         raise AnsibleFilterError(
             f"llamafleet.rpc.plan_report: the input is a {type(plan).__name__} and no plan of llamafleet.rpc.plan_split"
@@ -49,5 +50,5 @@ def plan_report(plan: Any) -> List[str]:
 class FilterModule:
     """Filters of this file."""
 
-    def filters(self) -> Dict[str, Callable[..., Any]]:
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"plan_report": plan_report}

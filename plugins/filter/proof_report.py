@@ -37,16 +37,18 @@ _value:
   elements: str
 """
 
-from typing import Any, Callable, Dict, List, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._report import proof_lines
 
 
-def proof_report(proof: Any, url: str) -> List[str]:
+def proof_report(proof: Any, url: str) -> list[str]:
     if not isinstance(proof, Mapping):
         raise AnsibleFilterError(
-            f"llamafleet.rpc.proof_report: the input is a {type(proof).__name__}, not a result of llamafleet.rpc.primary_proof"
+            f"llamafleet.rpc.proof_report: the input is a {type(proof).__name__}, "
+            "not a result of llamafleet.rpc.primary_proof"
         )
     return proof_lines(proof, url)
 
@@ -54,5 +56,5 @@ def proof_report(proof: Any, url: str) -> List[str]:
 class FilterModule:
     """Filters of this file."""
 
-    def filters(self) -> Dict[str, Callable[..., Any]]:
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"proof_report": proof_report}

@@ -10,7 +10,8 @@ short_description: Identities of the worker processes of a cluster
 version_added: 0.1.0
 author: llamafleet contributors (@llamafleet)
 description:
-  - Maps each endpoint to the boot id and start of the process behind it. A primary whose workers have other identities than when it started has lost them and must be restarted.
+  - Maps each endpoint to the boot id and start of the process behind it. A primary whose workers have other identities
+    than when it started has lost them and must be restarted.
 positional: _input
 options:
   _input:
@@ -36,13 +37,14 @@ _value:
   type: dict
 """
 
-from typing import Any, Callable, Dict, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import worker_identities as identities
 
 
-def worker_identities(records: Any, cluster: str = "default") -> Dict[str, Any]:
+def worker_identities(records: Any, cluster: str = "default") -> dict[str, Any]:
     if isinstance(records, (str, Mapping)) or not hasattr(records, "__iter__"):
         raise AnsibleFilterError(
             f"llamafleet.rpc.worker_identities: the input is a {type(records).__name__}, not a list of worker records"
@@ -53,5 +55,5 @@ def worker_identities(records: Any, cluster: str = "default") -> Dict[str, Any]:
 class FilterModule:
     """Filters of this file."""
 
-    def filters(self) -> Dict[str, Callable[..., Any]]:
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"worker_identities": worker_identities}

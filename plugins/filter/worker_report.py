@@ -33,16 +33,18 @@ _value:
   elements: str
 """
 
-from typing import Any, Callable, Dict, List, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._report import worker_lines
 
 
-def worker_report(results: Any) -> List[str]:
+def worker_report(results: Any) -> list[str]:
     if isinstance(results, (str, Mapping)) or not hasattr(results, "__iter__"):
         raise AnsibleFilterError(
-            f"llamafleet.rpc.worker_report: the input is a {type(results).__name__}, not the results of llamafleet.rpc.rpc_info"
+            f"llamafleet.rpc.worker_report: the input is a {type(results).__name__}, "
+            "not the results of llamafleet.rpc.rpc_info"
         )
     return worker_lines(list(results))
 
@@ -50,5 +52,5 @@ def worker_report(results: Any) -> List[str]:
 class FilterModule:
     """Filters of this file."""
 
-    def filters(self) -> Dict[str, Callable[..., Any]]:
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"worker_report": worker_report}

@@ -25,7 +25,8 @@ options:
     type: str
     required: true
   facts:
-    description: Facts of M(llamafleet.rpc.host_facts). Without them or O(build) only the names of the services are given.
+    description:
+      - Facts of M(llamafleet.rpc.host_facts). Without them or O(build) only the names of the services are given.
     type: dict
   build:
     description: The installed build, of which C(bin_dir) and C(worker_binary) are used.
@@ -66,7 +67,8 @@ _value:
   elements: dict
 """
 
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
@@ -79,10 +81,10 @@ def worker_services(
     cluster: str,
     address: str,
     directory: str,
-    facts: Optional[Mapping[str, Any]] = None,
-    build: Optional[Mapping[str, Any]] = None,
+    facts: Mapping[str, Any] | None = None,
+    build: Mapping[str, Any] | None = None,
     user: str = "",
-) -> List[Dict[str, Any]]:
+) -> list[dict[str, Any]]:
     try:
         return worker_instances(instances, host, facts, build, cluster, address, directory, user)
     except FleetError as error:
@@ -92,5 +94,5 @@ def worker_services(
 class FilterModule:
     """Filters of this file."""
 
-    def filters(self) -> Dict[str, Callable[..., Any]]:
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"worker_services": worker_services}

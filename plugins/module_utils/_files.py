@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from typing import Any, Optional
+from typing import Any
 
 
 def write_atomic(path: str, text: str, mode: int = 0o644) -> None:
@@ -33,7 +33,7 @@ def write_atomic(path: str, text: str, mode: int = 0o644) -> None:
         os.close(directory_handle)
 
 
-def read_text(path: str) -> Optional[str]:
+def read_text(path: str) -> str | None:
     """The text of ``path``, or None where there is no such file."""
     try:
         with open(path, encoding="utf-8") as stream:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import (
@@ -24,16 +25,16 @@ WORKER_GROUP = "llama_workers"
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 
 
-def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> List[str]:
+def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
     """What is wrong with the fleet, one sentence each that says where and what to do; empty when nothing is.
 
     ``hosts``: the inventory variables of every member of the groups llama_primary and llama_workers, of which
     inventory_hostname, group_names and the llama_* variables of connection-free decisions are read.
     """
-    problems: List[str] = []
-    clusters: Dict[str, Dict[str, List[str]]] = {}
-    endpoints: Dict[str, str] = {}
-    builds: Dict[str, List[str]] = {}
+    problems: list[str] = []
+    clusters: dict[str, dict[str, list[str]]] = {}
+    endpoints: dict[str, str] = {}
+    builds: dict[str, list[str]] = {}
     for host in hosts:
         name = str(host["inventory_hostname"])
         groups = set(host.get("group_names") or [])
@@ -50,7 +51,9 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> List[str]:
             problems += _worker_problems(host, name, cluster, clusters, endpoints)
     problems += _cluster_problems(clusters)
     if len(builds) > 1:
-        listed = "; ".join(f"{build or 'the default'}: {', '.join(names[:5])}" for build, names in sorted(builds.items()))
+        listed = "; ".join(
+            f"{build or 'the default'}: {', '.join(names[:5])}" for build, names in sorted(builds.items())
+        )
         problems.append(
             f"llama_fleet_build differs between hosts ({listed}). Every host must run the same build: set it for all"
         )
@@ -61,10 +64,10 @@ def _worker_problems(
     host: Mapping[str, Any],
     name: str,
     cluster: str,
-    clusters: Dict[str, Dict[str, List[str]]],
-    endpoints: Dict[str, str],
-) -> List[str]:
-    found: List[str] = []
+    clusters: dict[str, dict[str, list[str]]],
+    endpoints: dict[str, str],
+) -> list[str]:
+    found: list[str] = []
     try:
         address = checked_address(host.get("llama_worker_address") or DEFAULT_ADDRESS, f"{name}: llama_worker_address")
         instances = checked_instances(host.get("llama_worker_instances") or DEFAULT_INSTANCES, name)
@@ -87,18 +90,19 @@ def _worker_problems(
     return found
 
 
-def _cluster_problems(clusters: Mapping[str, Mapping[str, List[str]]]) -> List[str]:
+def _cluster_problems(clusters: Mapping[str, Mapping[str, list[str]]]) -> list[str]:
     if not clusters:
         return [
             f"the groups {PRIMARY_GROUP} and {WORKER_GROUP} are empty; "
             "add one primary and its workers to the inventory, below a group llama_fleet"
         ]
-    found: List[str] = []
+    found: list[str] = []
     for cluster, members in sorted(clusters.items()):
         primaries, workers = members[PRIMARY_GROUP], members[WORKER_GROUP]
         if not primaries:
             found.append(
-                f"cluster {cluster} has workers ({', '.join(workers[:5])}) but no primary; add one host to {PRIMARY_GROUP}"
+                f"cluster {cluster} has workers ({', '.join(workers[:5])}) but no primary; "
+                f"add one host to {PRIMARY_GROUP}"
             )
         elif len(primaries) > 1:
             found.append(
@@ -107,16 +111,15 @@ def _cluster_problems(clusters: Mapping[str, Mapping[str, List[str]]]) -> List[s
             )
         for both in sorted(set(primaries) & set(workers)):
             found.append(
-                f"{both} is primary and worker of cluster {cluster}; the primary uses its own devices without a worker: "
-                f"remove it from {WORKER_GROUP}"
+                f"{both} is primary and worker of cluster {cluster}; the primary uses its own devices without a "
+                f"worker: remove it from {WORKER_GROUP}"
             )
     return found
 
 
-
-def limit_problems(hosts: Sequence[Mapping[str, Any]], limit: Sequence[str]) -> List[str]:
+def limit_problems(hosts: Sequence[Mapping[str, Any]], limit: Sequence[str]) -> list[str]:
     """Clusters of which ``limit`` holds a worker but not the primary, which has to stop while its workers change."""
-    found: List[str] = []
+    found: list[str] = []
     for cluster, members in sorted(topology(hosts).items()):
         primary, workers = members["primary"], set(members["workers"]) & set(limit)
         if workers and primary not in limit:
@@ -127,9 +130,9 @@ def limit_problems(hosts: Sequence[Mapping[str, Any]], limit: Sequence[str]) -> 
     return found
 
 
-def topology(hosts: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
-    """Cluster -> ``{primary: name or None, workers: [names], ports: {name: [TCP ports]}}``, for hosts without problems."""
-    clusters: Dict[str, Dict[str, Any]] = {}
+def topology(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Cluster -> ``{primary: name or None, workers: [names], ports: {name: [TCP ports]}}``; hosts have no problems."""
+    clusters: dict[str, dict[str, Any]] = {}
     for host in hosts:
         name, groups = str(host["inventory_hostname"]), set(host.get("group_names") or [])
         own = str(host.get("llama_fleet_cluster") or DEFAULT_CLUSTER)
@@ -147,12 +150,12 @@ def topology(hosts: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
     return clusters
 
 
-def worker_identities(records: Sequence[Mapping[str, Any]], cluster: str) -> Dict[str, Any]:
+def worker_identities(records: Sequence[Mapping[str, Any]], cluster: str) -> dict[str, Any]:
     """Endpoint -> identity of the process behind it (boot id and start), for the workers of ``cluster``.
 
     A primary whose workers have other identities than when it started has lost them (law 9 of the design).
     """
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for record in records:
         for instance in record.get("instances") or []:
             if instance.get("endpoint") and str(instance.get("cluster") or record.get("cluster")) == cluster:

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import os
-from typing import List, Sequence
+from collections.abc import Sequence
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Runner
 from ansible_collections.llamafleet.rpc.plugins.module_utils._sockets import port_owners
 
 
-def leftovers(runner: Runner, directories: Sequence[str], ports: Sequence[int]) -> List[str]:
+def leftovers(runner: Runner, directories: Sequence[str], ports: Sequence[int]) -> list[str]:
     """One sentence for each directory that is there, process that runs out of one, and listener on one of the ports."""
     found = [f"{directory} still exists" for directory in directories if os.path.lexists(directory)]
     roots = [directory.rstrip("/") + "/" for directory in directories]

@@ -5,22 +5,26 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 MIB = 1 << 20
 
 
-def mib(size: Optional[int]) -> str:
+def mib(size: int | None) -> str:
     """Bytes as MiB with two digits, the way llama-server prints them; - where unknown."""
     return "-" if size is None else f"{size / MIB:.2f}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns under their heads: the first to the left, the others, which are numbers, to the right."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     lines = []
     for row in [head, *rows]:
-        cells = [cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths))]
+        cells = [
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ]
         lines.append("  ".join(cells).rstrip())
     return lines
 
@@ -36,7 +40,7 @@ def _layers(device: Mapping[str, Any]) -> str:
     return " + ".join(part for part in (span, "output" if device.get("output") else "") if part) or "none"
 
 
-def _rate(predicted: Mapping[str, Any]) -> List[str]:
+def _rate(predicted: Mapping[str, Any]) -> list[str]:
     if not predicted.get("tokens_per_s"):
         return []
     return [
@@ -46,7 +50,7 @@ def _rate(predicted: Mapping[str, Any]) -> List[str]:
     ]
 
 
-def plan_lines(plan: Mapping[str, Any]) -> List[str]:
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     """The plan as text: who holds which layers and what that takes, why others hold none, warnings."""
     if not plan["feasible"]:
         return ["no plan: " + str(plan["reason"])]
@@ -69,7 +73,9 @@ def plan_lines(plan: Mapping[str, Any]) -> List[str]:
     lines = [f"objective {plan['objective']}, context {plan['n_ctx']} tokens, sizes in MiB"]
     lines += table(head, rows)
     lines += _rate(plan.get("predicted") or {})
-    lines.append(f"--rpc {plan['rpc'] or '(none)'}  -dev {','.join(plan['device_order'])}  --tensor-split {plan['tensor_split']}")
+    lines.append(
+        f"--rpc {plan['rpc'] or '(none)'}  -dev {','.join(plan['device_order'])}  --tensor-split {plan['tensor_split']}"
+    )
     lines += [f"left out: {_dropped(entry)}: {entry['why']}" for entry in plan.get("dropped") or []]
     lines += [f"warning: {entry['text']}" for entry in plan.get("warnings") or []]
     return lines
@@ -79,7 +85,7 @@ def _dropped(entry: Mapping[str, Any]) -> str:
     return f"{entry['device']} of {entry.get('endpoint') or 'the primary'}"
 
 
-def proof_lines(proof: Mapping[str, Any], url: str) -> List[str]:
+def proof_lines(proof: Mapping[str, Any], url: str) -> list[str]:
     """Promised against measured for each device, the answer, and how to ask for more.
 
     ``proof`` is the result of primary_proof: ``table`` rows with weights, kv and compute promised and measured.
@@ -98,7 +104,7 @@ def proof_lines(proof: Mapping[str, Any], url: str) -> List[str]:
         )
         for row in proof.get("table") or []
     ]
-    lines = ["promised and measured, MiB"] + table(head, rows)
+    lines = ["promised and measured, MiB", *table(head, rows)]
     for problem in proof.get("problems") or []:
         lines.append(f"{problem['severity']}: {problem['text']}")
     answer = proof.get("proof") or {}
@@ -114,8 +120,8 @@ def proof_lines(proof: Mapping[str, Any], url: str) -> List[str]:
     return lines
 
 
-def worker_lines(results: Sequence[Mapping[str, Any]]) -> List[str]:
-    """What rpc_info found out about each worker: state, client, protocol, devices, and what to do if anything is wrong."""
+def worker_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What rpc_info found out about each worker: state, client, protocol, devices, and what to do if it is not well."""
     lines = []
     for result in results:
         parts = [f"{result['endpoint']} {result['status']}"]

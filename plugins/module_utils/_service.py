@@ -13,9 +13,10 @@ import fcntl
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Iterator, List, Optional, Protocol
+from typing import Protocol
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_text, write_atomic
@@ -26,7 +27,6 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._units import (
     supervisor_program,
     systemd_unit,
 )
-
 
 #: The one package that a host without an init needs; it has no dependencies, and pip refuses any other file.
 SUPERVISOR_REQUIREMENT = (
@@ -45,7 +45,7 @@ class Manager(Protocol):
 
     def text(self, service: Service) -> str: ...
 
-    def pid(self, name: str) -> Optional[int]: ...
+    def pid(self, name: str) -> int | None: ...
 
     def load(self, name: str) -> None: ...
 
@@ -81,12 +81,12 @@ class Systemd:
     def text(self, service: Service) -> str:
         return systemd_unit(service, self._scope)
 
-    def pid(self, name: str) -> Optional[int]:
+    def pid(self, name: str) -> int | None:
         result = self._call("show", "--property=MainPID", "--value", name + ".service")
         value = result.stdout.strip()
         return int(value) if result.rc == 0 and value.isdigit() and value != "0" else None
 
-    def load(self, name: str) -> None:
+    def load(self, name: str) -> None:  # noqa: ARG002  systemd loads all definitions at once
         _must(self._call("daemon-reload"), "systemctl daemon-reload")
 
     def start(self, name: str) -> None:
@@ -157,7 +157,7 @@ class Supervisor:
             write_atomic(self._configuration, wanted)
         if self._running():
             return
-        # An environment of its own: what the run that starts it has there (tokens, agent sockets) must not live on in it.
+        # An environment of its own: what the run that starts it has there (tokens, agent sockets) must not live on.
         clean = ["/usr/bin/env", "-i", f"PATH={os.defpath}", f"HOME={self._directory}"]
         _must(
             self._runner.run([*clean, os.path.join(self._bin, "supervisord"), "-c", self._configuration]),
@@ -177,7 +177,7 @@ class Supervisor:
     def text(self, service: Service) -> str:
         return supervisor_program(service)
 
-    def pid(self, name: str) -> Optional[int]:
+    def pid(self, name: str) -> int | None:
         value = self._call("pid", name).stdout.strip()
         return int(value) if value.isdigit() and value != "0" else None
 
@@ -233,8 +233,8 @@ class Outcome:
     restarted: bool
     before: str
     after: str
-    pid: Optional[int]
-    actions: List[str]
+    pid: int | None
+    actions: list[str]
 
 
 def converge(manager: Manager, service: Service, state: str, check: bool) -> Outcome:
@@ -246,7 +246,7 @@ def converge(manager: Manager, service: Service, state: str, check: bool) -> Out
     path = manager.path(service.name)
     before = read_text(path)
     pid = manager.pid(service.name) if before is not None else None
-    actions: List[str] = []
+    actions: list[str] = []
     if state == "absent":
         if before is None:
             return Outcome(False, False, "", "", None, actions)
@@ -292,7 +292,7 @@ def _program_deleted(pid: int) -> bool:
         return False
 
 
-def _wait_for_pid(manager: Manager, name: str) -> Optional[int]:
+def _wait_for_pid(manager: Manager, name: str) -> int | None:
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         pid = manager.pid(name)
@@ -300,4 +300,3 @@ def _wait_for_pid(manager: Manager, name: str) -> Optional[int]:
             return pid
         time.sleep(0.1)
     return None
-

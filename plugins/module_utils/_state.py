@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 
-def differences(kept: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> List[str]:
+def differences(kept: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
     """One line for each decision of ``wanted`` that ``kept`` does not hold alike, and for each that is gone."""
-    lines: List[str] = []
+    lines: list[str] = []
     for key in sorted({*kept, *wanted}, key=str):
         name, before, after = f"{prefix}{key}", kept.get(key), wanted.get(key)
         if before == after:

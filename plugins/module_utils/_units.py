@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import List, Mapping, Optional, Tuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 
@@ -39,17 +39,17 @@ class Service:
 
     name: str
     description: str
-    argv: Tuple[str, ...]
+    argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
-    groups: Tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
     working_directory: str = "/"
-    writable_paths: Tuple[str, ...] = ()
+    writable_paths: tuple[str, ...] = ()
     log_path: str = ""
-    memory_max: Optional[int] = None
+    memory_max: int | None = None
     profile: str = "none"
-    device_allow: Tuple[str, ...] = ()
-    after: Tuple[str, ...] = ()
+    device_allow: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
     stop_timeout: int = 20
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Service:
             raise UnitError(f"service {self.name}: profile {self.profile!r} is not one of cpu, gpu, none")
 
 
-def _texts(service: Service) -> List[Tuple[str, str]]:
+def _texts(service: Service) -> list[tuple[str, str]]:
     texts = [("argument", value) for value in service.argv]
     texts += [("environment value", value) for value in service.environment.values()]
     texts += [("description", service.description), ("user", service.user), ("log path", service.log_path)]
@@ -89,7 +89,8 @@ def _systemd_quote(value: str, expands_variables: bool) -> str:
     return f'"{value}"'
 
 
-#: Sandbox of every system unit; systemd-analyze security (252, offline) gives at most 2.0 with the gpu lines, 1.5 with cpu.
+#: Sandbox of every system unit; systemd-analyze security (252, offline) gives at most 2.0 with the gpu lines and 1.5
+#: with the cpu lines.
 _SANDBOX = (
     "UMask=0077",
     "NoNewPrivileges=yes",

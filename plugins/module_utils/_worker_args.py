@@ -4,15 +4,16 @@
 """An instance of a worker as its operator wrote it -> the ggml-rpc-server that has to run.
 
 Rules and their sources (llama.cpp b11434, measured): the bind address must be a dotted IPv4; the device list is always
-given, so that a broken driver is an error and not a silent fall-back to the CPU with all its memory; there is no ``-m``;
-the thread default is half the hardware threads, so it is set to the physical cores.
+given, so that a broken driver is an error and not a silent fall-back to the CPU with all its memory; there is no
+``-m``; the thread default is half the hardware threads, so it is set to the physical cores.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 
@@ -23,7 +24,7 @@ _KEYS = {
     "priority", "min_units", "max_units",
 }  # fmt: skip
 
-DEFAULT_INSTANCES: List[Dict[str, Any]] = [{"name": "default", "port": 50052}]
+DEFAULT_INSTANCES: list[dict[str, Any]] = [{"name": "default", "port": 50052}]
 
 #: What llama.cpp calls the device nodes' classes; a name that does not exist on a host is ignored by systemd.
 _DEVICE_ALLOW = {
@@ -45,7 +46,7 @@ class WorkerError(FleetError):
 
 
 def checked_address(value: object, what: str) -> str:
-    """``value`` as the dotted IPv4 address that ggml-rpc-server takes; anything else is an error that names ``what``."""
+    """``value`` as the dotted IPv4 address that ggml-rpc-server takes; else an error that names ``what``."""
     try:
         address = ipaddress.IPv4Address(str(value))
     except ValueError:
@@ -64,11 +65,11 @@ def checked_port(value: object, what: str) -> int:
     return int(str(value))
 
 
-def checked_instances(instances: object, host: str) -> List[Dict[str, Any]]:
+def checked_instances(instances: object, host: str) -> list[dict[str, Any]]:
     """The instances of ``host`` with checked names, ports, devices and keys, as new dicts in their order."""
     if not isinstance(instances, Sequence) or isinstance(instances, str) or not instances:
         raise WorkerError(f"{host}: llama_worker_instances must be a list with at least one instance")
-    checked: List[Dict[str, Any]] = []
+    checked: list[dict[str, Any]] = []
     for position, entry in enumerate(instances):
         where = f"{host}: llama_worker_instances[{position}]"
         if not isinstance(entry, Mapping):
@@ -91,7 +92,7 @@ def checked_instances(instances: object, host: str) -> List[Dict[str, Any]]:
     return checked
 
 
-def instance_devices(instance: Mapping[str, Any], facts: Mapping[str, Any]) -> List[str]:
+def instance_devices(instance: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     """llama.cpp names of the devices that ``instance`` lends: as written, else all of its backend, else the CPU."""
     if instance.get("devices"):
         return [str(name) for name in instance["devices"]]
@@ -118,11 +119,12 @@ def worker_service(
     address: str,
     user: str,
     directory: str,
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Options of the managed_service module for one instance.
 
-    ``facts`` are those of host_facts, ``build`` that of the llama_build role (bin_dir, worker_binary), ``directory`` the state
-    directory of the host: the service may write to its ``run`` below it, its log lies beside that, out of its reach.
+    ``facts`` are those of host_facts, ``build`` that of the llama_build role (bin_dir, worker_binary), ``directory``
+    the state directory of the host: the service may write to its ``run`` below it, its log lies beside that, out of
+    its reach.
     """
     devices = instance_devices(instance, facts)
     backend = str(instance.get("backend") or _backend_of(devices, facts))
@@ -158,19 +160,19 @@ def worker_service(
 def worker_instances(
     instances: object,
     host: str,
-    facts: Optional[Mapping[str, Any]],
-    build: Optional[Mapping[str, Any]],
+    facts: Mapping[str, Any] | None,
+    build: Mapping[str, Any] | None,
     cluster: str,
     address: str,
     directory: str,
     user: str = "",
-) -> List[Dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Each checked instance of ``host`` with its cluster, endpoint, devices, backend and ``service`` (worker_service).
 
     Without ``facts`` or ``build`` only what the inventory alone tells: of the service its name, as for a removal.
     """
     listen = checked_address(address, f"{host}: llama_worker_address")
-    found: List[Dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for instance in checked_instances(instances, host):
         serves = str(instance.get("cluster") or cluster)
         known = {**instance, "cluster": serves, "endpoint": f"{listen}:{instance['port']}"}

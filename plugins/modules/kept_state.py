@@ -12,7 +12,8 @@ version_added: 0.1.0
 description:
   - Keeps a mapping of decisions as JSON on the host and says in which of them a new mapping differs.
   - A primary is restarted if and only if its kept state differs from the wanted one (its workers' identities, the plan,
-    the arguments, the build). A run that died half-way leaves a kept state that differs, and is thereby healed by the next.
+    the arguments, the build). A run that died half-way leaves a kept state that differs, and is thereby healed by the
+    next.
 author:
   - llamafleet contributors (@llamafleet)
 extends_documentation_fragment:

@@ -12,7 +12,8 @@ version_added: 0.1.0
 description:
   - Writes the definition of a service, loads it, and starts, restarts, stops or removes the service.
     Worker and primary use it alike; one call is one SSH round trip.
-  - A running service is replaced only if its definition changed, if its program was deleted under it, or if O(state=restarted).
+  - A running service is replaced only if its definition changed, if its program was deleted under it, or if
+    O(state=restarted).
   - Both managers bring the service back whenever it ends, also with status 0, and never park it.
 author:
   - llamafleet contributors (@llamafleet)
@@ -50,7 +51,8 @@ options:
     choices: [system, user]
     default: system
   directory:
-    description: Directory of our supervisor, with a virtual environment C(venv) that holds it. Only for O(manager=supervisor).
+    description:
+      - Directory of our supervisor, which is installed into it where it is missing. Only for O(manager=supervisor).
     type: path
   description:
     description: One line for people.

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright (c) 2026, llamafleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
@@ -31,16 +30,19 @@ def missing(endpoints: list[str]) -> list[str]:
     return found
 
 
+def say(text: str) -> None:
+    """A line in the service's log."""
+    sys.stderr.write(text + "\n")
+
+
 def main() -> None:
     endpoints = [endpoint for endpoint in sys.argv[1].split(",") if endpoint]
     program = sys.argv[2:]
     said: list[str] = []
     while absent := missing(endpoints):
         if absent != said:
-            print("waiting for workers: " + ", ".join(absent), flush=True)
             said = absent
         time.sleep(1)
-    print("workers are there, starting " + program[0], flush=True)
     os.execv(program[0], program)
 
 

@@ -28,7 +28,11 @@ def worker(name: str, **more: Any) -> dict[str, Any]:
 GOOD = [
     primary(),
     worker("a", llama_worker_address="10.0.0.2"),
-    worker("b", llama_worker_address="10.0.0.3", llama_worker_instances=[{"name": "x", "port": 1}, {"name": "y", "port": 2}]),
+    worker(
+        "b",
+        llama_worker_address="10.0.0.3",
+        llama_worker_instances=[{"name": "x", "port": 1}, {"name": "y", "port": 2}],
+    ),
 ]
 
 
@@ -49,21 +53,30 @@ def test_a_good_fleet_has_no_problems() -> None:
         ([primary(), worker("a", llama_worker_address="fd00::2")], "'fd00::2' is no IPv4 address"),
         ([primary(), worker("a", llama_worker_address="localhost")], "'localhost' is no IPv4 address"),
         ([primary(), worker("a", llama_worker_address="0.0.0.0")], "every interface"),
-        ([primary(), worker("a", llama_worker_instances=[{"name": "x", "port": 70000}])], "port 70000 is not a number from 1"),
+        (
+            [primary(), worker("a", llama_worker_instances=[{"name": "x", "port": 70000}])],
+            "port 70000 is not a number from 1",
+        ),
         ([primary(), worker("a", llama_worker_instances=[{"name": "x", "port": 0}])], "port 0"),
         ([primary(), worker("a", llama_worker_instances=[{"name": "x", "port": True}])], "port True"),
         ([primary(), worker("a", llama_worker_instances=[])], None),
         ([primary(), worker("a", llama_worker_instances="x")], "must be a list"),
         ([primary(), worker("a", llama_worker_instances=[{"nam": "x"}])], "unknown keys nam"),
         ([primary(), worker("a", llama_worker_instances=[{"port": 5}, {"port": 6}])], "'default' is taken"),
-        ([primary(), worker("a", llama_worker_instances=[{"name": "x", "port": 5}, {"name": "y", "port": 5}])], "port 5 is taken"),
-        ([primary(), worker("a", llama_worker_address="10.0.0.2"), worker("b", llama_worker_address="10.0.0.2")], "10.0.0.2:50052 is given twice"),
+        (
+            [primary(), worker("a", llama_worker_instances=[{"name": "x", "port": 5}, {"name": "y", "port": 5}])],
+            "port 5 is taken",
+        ),
+        (
+            [primary(), worker("a", llama_worker_address="10.0.0.2"), worker("b", llama_worker_address="10.0.0.2")],
+            "10.0.0.2:50052 is given twice",
+        ),
         ([primary(), worker("a"), worker("b")], "127.0.0.1:50052 is given twice, by a"),
         ([primary(), worker("a", llama_worker_instances=[{"devices": ["CUDA 0"]}])], "'CUDA 0' is no llama.cpp device"),
         ([primary(llama_fleet_build="b11434"), worker("a", llama_fleet_build="b11430")], "llama_fleet_build differs"),
         ([primary(llama_fleet_cluster="A B")], "'A B' must be"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_named(hosts: list[dict[str, Any]], message: str | None) -> None:
     """Cases B1-10, B5-13, B2-02 and the list of bad input of the first issue."""
     problems = fleet_problems(hosts)

@@ -17,9 +17,21 @@ PLAN: dict[str, Any] = {
     "n_ctx": 2048,
     "devices": [
         {
-            "host": "a", "device": "CPU", "rpc_name": "RPC0", "endpoint": "127.0.0.1:5", "units": 16, "first_layer": 0,
-            "last_layer": 15, "output": False, "weights": 35463168, "kv": 24 * MIB, "compute": 36 * MIB,
-            "total": 95 * MIB, "usable": 200 * MIB, "headroom": 105 * MIB, "ms": 1.0,
+            "host": "a",
+            "device": "CPU",
+            "rpc_name": "RPC0",
+            "endpoint": "127.0.0.1:5",
+            "units": 16,
+            "first_layer": 0,
+            "last_layer": 15,
+            "output": False,
+            "weights": 35463168,
+            "kv": 24 * MIB,
+            "compute": 36 * MIB,
+            "total": 95 * MIB,
+            "usable": 200 * MIB,
+            "headroom": 105 * MIB,
+            "ms": 1.0,
         },
     ],
     "primary_host": {"weights": 1, "kv": 0, "compute": 2, "cache_ram": 0, "total": 3 * MIB, "usable": None},
@@ -29,7 +41,7 @@ PLAN: dict[str, Any] = {
     "tensor_split": "31",
     "dropped": [{"endpoint": "127.0.0.1:6", "device": "CPU", "why": "costs 2 ms per token"}],
     "warnings": [{"code": "x", "text": "the output layer is remote"}],
-}  # fmt: skip
+}
 
 
 def test_plan_shows_layers_sizes_reasons_and_warnings() -> None:
@@ -46,11 +58,22 @@ def test_an_infeasible_plan_says_why() -> None:
 
 def test_proof_shows_both_sides_the_answer_and_the_way_in() -> None:
     row = {
-        "device": "RPC0", "endpoint": "127.0.0.1:5", "layers": "0-15", "weights_promised": MIB, "weights_measured": MIB,
-        "kv_promised": 2 * MIB, "kv_measured": None, "compute_promised": 3 * MIB, "compute_measured": 2 * MIB,
+        "device": "RPC0",
+        "endpoint": "127.0.0.1:5",
+        "layers": "0-15",
+        "weights_promised": MIB,
+        "weights_measured": MIB,
+        "kv_promised": 2 * MIB,
+        "kv_measured": None,
+        "compute_promised": 3 * MIB,
+        "compute_measured": 2 * MIB,
         "headroom": MIB,
-    }  # fmt: skip
-    proof = {"table": [row], "problems": [{"severity": "error", "code": "kv", "text": "KV is missing"}], "proof": {"text": " Paris.", "tokens_per_s": 40.0}}
+    }
+    proof = {
+        "table": [row],
+        "problems": [{"severity": "error", "code": "kv", "text": "KV is missing"}],
+        "proof": {"text": " Paris.", "tokens_per_s": 40.0},
+    }
     text = "\n".join(proof_lines(proof, "http://127.0.0.1:8080"))
     assert "RPC0 (127.0.0.1:5)" in text and "-" in text and "error: KV is missing" in text
     assert " Paris." in text and "40.0 tokens/s" in text and "curl http://127.0.0.1:8080/v1/chat/completions" in text
@@ -61,9 +84,14 @@ def test_workers_are_shown_with_what_is_wrong() -> None:
         [
             {"endpoint": "127.0.0.1:5", "status": "busy_ours", "client": "127.0.0.1:4000"},
             {"endpoint": "127.0.0.1:6", "status": "refused", "hint": "It does not run."},
-            {"endpoint": "127.0.0.1:7", "status": "ok", "protocol": "7.0.0", "devices": [{"index": 0, "free": MIB, "total": 2 * MIB}]},
+            {
+                "endpoint": "127.0.0.1:7",
+                "status": "ok",
+                "protocol": "7.0.0",
+                "devices": [{"index": 0, "free": MIB, "total": 2 * MIB}],
+            },
         ]
-    )  # fmt: skip
+    )
     assert lines[0] == "127.0.0.1:5 busy_ours, serves 127.0.0.1:4000"
     assert lines[1] == "127.0.0.1:6 refused, It does not run."
     assert "protocol 7.0.0" in lines[2] and "1.00 of 2.00 MiB free" in lines[2]

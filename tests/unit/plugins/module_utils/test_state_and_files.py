@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _files
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_json, write_atomic, write_json
 from ansible_collections.llamafleet.rpc.plugins.module_utils._state import differences
 
@@ -19,7 +18,11 @@ def test_differences_name_what_a_person_would_look_for() -> None:
     wanted = {"build": "b1", "workers": {"a:1": "x", "b:1": "z"}, "argv": ["-ts", "2,1"], "new": 1}
     assert differences(kept, wanted) == ["argv: -ts 1,2 -> -ts 2,1", "new: nothing -> 1", "workers.b:1: y -> z"]
     assert differences(kept, kept) == []
-    assert differences(kept, {}) == ["argv: -ts 1,2 -> nothing", "build: b1 -> nothing", "workers: {'a:1': 'x', 'b:1': 'y'} -> nothing"]  # fmt: skip
+    assert differences(kept, {}) == [
+        "argv: -ts 1,2 -> nothing",
+        "build: b1 -> nothing",
+        "workers: {'a:1': 'x', 'b:1': 'y'} -> nothing",
+    ]
 
 
 def test_a_crash_while_writing_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +32,7 @@ def test_a_crash_while_writing_leaves_the_old_file_alone(tmp_path: Path, monkeyp
     def power_cut(_handle: int) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(_files.os, "fsync", power_cut)
+    monkeypatch.setattr(os, "fsync", power_cut)
     with pytest.raises(OSError, match="no space"):
         write_json(str(path), {"a": 2})
     monkeypatch.undo()

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.llamafleet.rpc.plugins.module_utils._units import (
@@ -22,7 +23,22 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._units import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-NASTY = ["/opt/a b/bin/x", "100%", "%h", "$HOME", "${PATH}", 'say "hi"', "it's", "back\\slash", "a ;b", "a #b", "; x", "", "ä€", "a\u00a0b"]
+NASTY = [
+    "/opt/a b/bin/x",
+    "100%",
+    "%h",
+    "$HOME",
+    "${PATH}",
+    'say "hi"',
+    "it's",
+    "back\\slash",
+    "a ;b",
+    "a #b",
+    "; x",
+    "",
+    "ä€",
+    "a\u00a0b",
+]
 words = st.text(st.characters(blacklist_categories=("Cc", "Cs")), max_size=20)
 
 
@@ -106,8 +122,8 @@ def test_supervisor_itself_reads_the_command(tmp_path: Path) -> None:
         ({"profile": "tpu"}, "profile 'tpu'"),
     ],
 )
-def test_what_no_manager_can_hold_is_refused(changes: dict, message: str) -> None:
-    values = {"name": "llama-x", "description": "d", "argv": ("/x",), **changes}
+def test_what_no_manager_can_hold_is_refused(changes: dict[str, Any], message: str) -> None:
+    values: dict[str, Any] = {"name": "llama-x", "description": "d", "argv": ("/x",), **changes}
     with pytest.raises(UnitError, match=message):
         Service(**values)
 
@@ -138,7 +154,7 @@ def test_exposure_of_system_units(profile: str, threshold: int, tmp_path: Path) 
     path = tmp_path / "llama-x.service"
     path.write_text(systemd_unit(service, "system"))
     command = [analyze, "security", "--offline=true", f"--threshold={threshold}", "--no-pager", str(path)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr
-    verified = subprocess.run([analyze, "verify", "--man=no", str(path)], capture_output=True, text=True)
+    verified = subprocess.run([analyze, "verify", "--man=no", str(path)], check=False, capture_output=True, text=True)
     assert verified.stderr == "" and verified.returncode == 0, verified.stderr
