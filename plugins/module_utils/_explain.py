@@ -44,9 +44,9 @@ def _primary_short(request: Request) -> str | None:
         has = request.budget(usable)
         if own > has:
             return (
-                f"The primary is too small for its own buffers (input embedding {mib(request.model.input_bytes)}, compute, "
-                f"logits and prompt cache {mib(own - request.model.input_bytes)}): it needs {mib(own)}, {name} has "
-                f"{mib(has)} after the margin, short by {mib(own - has)}"
+                f"The primary is too small for its own buffers (input embedding {mib(request.model.input_bytes)}, "
+                f"compute, logits and prompt cache {mib(own - request.model.input_bytes)}): it needs {mib(own)}, "
+                f"{name} has {mib(has)} after the margin, short by {mib(own - has)}"
             )
     return None
 
@@ -82,8 +82,8 @@ def _memory_short(request: Request, wanted: Sequence[Device]) -> str:
     has = sum(max(0, request.budget(device.usable)) for device in wanted)
     head = (
         f"The model needs at least {mib(needs)} (weights {mib(sum(request.sizes.weights))}, context of "
-        f"{request.params.n_ctx} tokens {mib(sum(request.sizes.context))}, compute buffers), the {len(wanted)} devices have "
-        f"{mib(has)} after the margins"
+        f"{request.params.n_ctx} tokens {mib(sum(request.sizes.context))}, compute buffers), the {len(wanted)} "
+        f"devices have {mib(has)} after the margins"
     )
     if needs > has:
         head += f", short by {mib(needs - has)}"
@@ -93,7 +93,7 @@ def _memory_short(request: Request, wanted: Sequence[Device]) -> str:
     devices = [device for device in wanted if not device.is_cpu]
     if short > 0:
         return f"{head}. {_worst_run(request, problem, placement, devices, short)}"
-    return f"{head}. {_limit_short(request, [problem for problem, _pipelining in tried], devices)}"
+    return f"{head}. {_limit_short([problem for problem, _pipelining in tried], devices)}"
 
 
 def _total_need(request: Request) -> int:
@@ -120,7 +120,7 @@ def _worst_run(
     return lines[0] if lines else f"The best split is short by {mib(short)} on a device"
 
 
-def _limit_short(request: Request, tried: Iterable[_optimise.Problem], devices: Sequence[Device]) -> str:
+def _limit_short(tried: Iterable[_optimise.Problem], devices: Sequence[Device]) -> str:
     """Every device alone has room, so a pool or the number of devices is what stops the plan."""
     best: tuple[int, str] | None = None
     for problem in tried:
@@ -129,8 +129,8 @@ def _limit_short(request: Request, tried: Iterable[_optimise.Problem], devices: 
             needs = _optimise.least_use(problem, number)
             if needs is not None and needs > size and (best is None or needs - size < best[0]):
                 text = (
-                    f"The devices of pool {names[number]} share one memory: they need {mib(needs)} of it together, it has "
-                    f"{mib(size)} left, short by {mib(needs - size)}"
+                    f"The devices of pool {names[number]} share one memory: they need {mib(needs)} of it together, "
+                    f"it has {mib(size)} left, short by {mib(needs - size)}"
                 )
                 best = (needs - size, text)
         places = _optimise.least_use(problem, None)
@@ -160,9 +160,9 @@ def _what_fits(request: Request) -> str:
     if low:
         hints.append(f"n_ctx {low * _CTX_STEP} would fit")
     params = request.params
-    if params.type_k == params.type_v == "f16" and params.flash_attn != "off" and _has_blocks(request):
-        if fits(type_k="q8_0", type_v="q8_0"):
-            hints.append(f"n_ctx {params.n_ctx} with type_k and type_v q8_0 would fit")
+    could_shrink = params.type_k == params.type_v == "f16" and params.flash_attn != "off" and _has_blocks(request)
+    if could_shrink and fits(type_k="q8_0", type_v="q8_0"):
+        hints.append(f"n_ctx {params.n_ctx} with type_k and type_v q8_0 would fit")
     if hints:
         return "; ".join(hints)
     return "No shorter context fits; add memory or devices, or take a smaller quantisation of the model"
@@ -180,7 +180,8 @@ def _has_blocks(request: Request) -> bool:
 def dropped(request: Request, solved: Solved) -> list[dict[str, Any]]:
     """Every device without a unit, and why."""
     held = [part.device for part in parts(request, solved)]
-    smallest = _smallest_run(request, solved)
+    problem = solved.problem
+    smallest = min(problem.run_bytes(begin, begin + 1, False) for begin in range(problem.units))
     return [
         {"host": device.host, "endpoint": device.endpoint, "device": device.device, "why": why}
         for device in request.devices
@@ -189,16 +190,11 @@ def dropped(request: Request, solved: Solved) -> list[dict[str, Any]]:
     ]
 
 
-def _smallest_run(request: Request, solved: Solved) -> int:
-    problem = solved.problem
-    return min(problem.run_bytes(begin, begin + 1, False) for begin in range(problem.units))
-
-
 def _why(request: Request, solved: Solved, device: Device, used: int, smallest: int) -> str:
     if device.most == 0:
         return "max_units is 0"
     if device.priority > solved.priority:
-        return f"not needed: devices of priority {solved.priority} or better hold the model, this one has {device.priority}"
+        return f"not needed: devices of priority {solved.priority} hold the model, this one has {device.priority}"
     room = request.budget(device.usable)
     if room < smallest and not device.is_cpu:
         return (
@@ -248,8 +244,8 @@ def _speed_warnings(
             seconds = entry["weights"] * 8 / (device.link_mbps * 1e6)
             if seconds > _SLOW_LOAD_S:
                 text = (
-                    f"{device.label}: {mib(entry['weights'])} go over {device.link_mbps:g} Mbit/s at every start, about "
-                    f"{seconds:.0f} s; use a wired or faster link, the worker's cache, or fewer layers there"
+                    f"{device.label}: {mib(entry['weights'])} go over {device.link_mbps:g} Mbit/s at every start, "
+                    f"about {seconds:.0f} s; use a wired or faster link, the worker's cache, or fewer layers there"
                 )
                 yield "slow_load", text
         if device.endpoint is not None and entry["output"]:
@@ -280,15 +276,15 @@ def _hardware_warnings(request: Request, held: Sequence[Device]) -> Iterable[tup
     cpu_workers = [device for device in held if device.endpoint is not None and device.device.startswith("CPU")]
     if cpu_workers and model.n_expert > 0 and any(word in model.architecture.lower() for word in _VISION):
         text = (
-            f"{model.architecture} is a multimodal MoE and {cpu_workers[0].label} is a CPU worker, which does not report "
-            "operations it lacks: such a mix has crashed at warm-up; leave the CPU out (max_units 0) or test first"
+            f"{model.architecture} is a multimodal MoE and {cpu_workers[0].label} is a CPU worker, which does not "
+            "report operations it lacks: such a mix has crashed at warm-up; leave the CPU out (max_units 0), or test it"
         )
         yield "moe_vision_cpu_worker", text
     for cpu in cpu_workers:
         others = [device for device in held if device.endpoint == cpu.endpoint and device is not cpu]
         if others:
             text = (
-                f"endpoint {cpu.endpoint} of {cpu.host} offers CPU and {others[0].device}: one process serves both, and a "
-                "crash of one takes the other along; give each its own instance"
+                f"endpoint {cpu.endpoint} of {cpu.host} offers CPU and {others[0].device}: one process serves both, "
+                "and a crash of one takes the other along; give each its own instance"
             )
             yield "mixed_endpoint", text

@@ -114,8 +114,8 @@ class Problem:
         """Bytes for caches that the units [begin, end) read but do not hold."""
         if not self.borrowed:
             return 0
-        sources = dict(self.borrowed[unit] for unit in range(begin, end) if unit in self.borrowed)
-        return sum(size for source, size in sources.items() if source < begin)
+        pairs = (self.borrowed[unit] for unit in range(begin, end) if unit in self.borrowed)
+        return sum(size for source, size in pairs if source < begin)
 
 
 class _Fit(NamedTuple):
@@ -270,10 +270,10 @@ def worst_shortage(problem: Problem) -> tuple[int, Placement] | None:
     Pools and ``places`` are left out. None if even unlimited stages cannot hold the units (``most``, ``least``).
     """
     roomy = replace(problem, stages=[replace(stage, room=INF) for stage in problem.stages], pools=(), places=1 << 30)
-    rooms = [
-        _Cost(problem.need, tuple(work - stage.room for work in problem.work), problem.shared)  # type: ignore[arg-type] # four
-        for stage in problem.stages
-    ]
+    rooms = []
+    for stage in problem.stages:
+        first, later, first_out, later_out = (work - stage.room for work in problem.work)
+        rooms.append(_Cost(problem.need, (first, later, first_out, later_out), problem.shared))
     tables = _bottleneck(roomy, rooms, floor=-INF)
     short = min((max(0, tables.first[0][start.units]) for start in problem.starts), default=INF)
     if short >= INF:
@@ -433,7 +433,7 @@ def _trace(problem: Problem, fits: _Fits, costs: Sequence[_Cost], tables: _Table
 
 
 def _bottleneck(problem: Problem, costs: Sequence[_Cost], floor: float = 0) -> _Tables:
-    """first[d][i], later[d][i]: the least that the dearest stage costs when the units from i on go to stages from d on."""
+    """Like ``_tables``, but what counts is the dearest stage: the least that it can cost."""
     units = problem.units
     fits = _fits(problem, None)
     begins = _begins(problem)

@@ -18,9 +18,9 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._plan_input import 
 _FS_PER_MS = 10**12
 _TIE = 64  # costs are femtoseconds * 64 + devices used: of equally fast plans the one with fewer devices wins
 
-# Wire traffic per generated token, measured on b11434 (protocol 7.0.0) with 0 bytes of difference on the last device:
-# 6 SET_TENSOR of 314, GET_TENSOR 321 and GRAPH_RECOMPUTE 13 bytes, 24 bytes of positions and ids, hidden state and mask;
-# the first device takes 2 more tensors, both of hidden size.
+# Wire traffic per generated token, measured on b11434 (protocol 7.0.0), exact for the last of two devices and 4 bytes
+# off for the first: 6 SET_TENSOR of 314, GET_TENSOR 321 and GRAPH_RECOMPUTE 13 bytes, 24 bytes of positions and ids,
+# hidden state and mask; the first device takes 2 more tensors of hidden size.
 _WIRE_UP, _WIRE_UP_FIRST, _WIRE_DOWN = 6 * 314 + 321 + 13 + 24, 2 * 314, 8
 
 
@@ -39,7 +39,7 @@ class Solved:
 
 
 def solve(request: Request) -> Solved | None:
-    """The optimum, with devices of a worse priority only if the better ones cannot hold the model. None: nothing fits.
+    """The optimum; devices of a worse priority are used only if the better ones cannot hold the model. None: no plan.
 
     A device is kept from reading caches that another one holds (gemma3n, gemma4: they would cross the network for every
     token) unless the model fits in no other way.
@@ -91,8 +91,8 @@ def problems(
 ) -> Iterable[tuple[_optimise.Problem, bool]]:
     """The three ways llama.cpp runs a model, each with its own compute buffers: (problem, whether it pipelines).
 
-    One device without the CPU; several devices without the CPU, pipelined (four copies of the inputs on b11434); the CPU
-    with or without devices behind it. ``lend``: a device may read caches that another one holds.
+    One device without the CPU; several devices without the CPU, pipelined (four copies of the inputs on b11434); the
+    CPU with or without devices behind it. ``lend``: a device may read caches that another one holds.
     """
     cpu = next((device for device in allowed if device.is_cpu), None)
     devices = [device for device in allowed if not device.is_cpu]

@@ -9,10 +9,11 @@ The plan is the exact optimum of this cost model (proved by an independent brute
   that plus a margin must fit its ``usable`` bytes, and the sum over the devices of a pool must fit the pool, where the
   primary's own buffers count too;
 * a device takes (active weight bytes + cache bytes at full context) / bandwidth per token, plus ``rtt_ms`` and
-  ``overhead_ms`` if it is reached over RPC (``overhead_ms`` alone if not), plus its wire bytes / ``link_mbps`` if known;
+  ``overhead_ms`` if it is reached over RPC (``overhead_ms`` alone if not), plus wire bytes / ``link_mbps`` if known;
 * objective ``latency``: the smallest sum over the devices; ``memory``: the largest smallest headroom / usable over the
-  devices used; ``prefill``: the smallest time of the slowest device where llama.cpp pipelines (several devices, nothing
-  on the primary's CPU), else the sum. Ties go to the smaller sum, then to fewer devices.
+  devices used (for the primary's CPU, its other buffers count); ``prefill``: the smallest time of the slowest device
+  where llama.cpp pipelines (several devices, nothing on the primary's CPU), else the sum. Ties go to the smaller sum,
+  then to fewer devices.
 
 Layers keep their order, and devices are used in the order given (llama.cpp's: primary's CPU, RPC devices, local GPUs).
 """
@@ -61,8 +62,8 @@ def plan_split(
 ) -> dict[str, Any]:
     """The plan (design: plan_split) for ``model`` (of gguf_info) on ``devices`` (of fleet_devices).
 
-    Sizes are bytes, ``margin`` and ``cache_ram`` too; ``cache_ram`` None takes the largest prompt cache of 8192, 4096, ..
-    256, 0 MiB that fits beside the plan. Too little memory gives a plan with ``feasible: false`` and the numbers in
+    Sizes are bytes, ``margin`` and ``cache_ram`` too; ``cache_ram`` None takes the largest prompt cache of 8192, 4096,
+    .. 256, 0 MiB that fits beside the plan. Too little memory gives a plan with ``feasible: false`` and the numbers in
     ``reason``. Raises PlanError, RecordError, ModelError or MemoryParamsError for values that make no sense.
     """
     request = make_request(
@@ -169,7 +170,7 @@ def _primary_host(request: Request, solved: Solved | None, held: Sequence[Part])
     taken = weights + context + compute
     cache = request.cache_ram
     if cache is None:
-        cache = _largest_cache(request, solved, held, taken)
+        cache = _largest_cache(request, solved, taken)
     return {
         "weights": weights,
         "kv": context,
@@ -180,7 +181,7 @@ def _primary_host(request: Request, solved: Solved | None, held: Sequence[Part])
     }
 
 
-def _largest_cache(request: Request, solved: Solved | None, held: Sequence[Part], taken: int) -> int:
+def _largest_cache(request: Request, solved: Solved | None, taken: int) -> int:
     """The largest step of the prompt cache, in bytes, that fits the primary's memory beside everything else."""
     host = request.cpu
     if host is None:

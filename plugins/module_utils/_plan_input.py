@@ -80,7 +80,7 @@ class Device:
 
 
 class Sizes(NamedTuple):
-    """Bytes of every unit: layers in order, the output last; and how many units from the start are layers that count."""
+    """Bytes of every unit, layers in order, the output last. ``trunk_end``: where the layers end that are loaded."""
 
     weights: Sequence[int]
     context: Sequence[int]
@@ -89,9 +89,12 @@ class Sizes(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Bytes beside the layers. ``host_*``: the primary's compute buffer, with and without pipelining, and what it grows by
-    when its CPU holds layers, or all of them. ``work_*``: compute buffer of a device that is (first, later, first with the
-    output, later with the output), for one device, several that pipeline, and several behind layers on the CPU."""
+    """Bytes beside the layers.
+
+    ``host_*``: the primary's compute buffer, with and without pipelining; ``cpu_*``: what it grows by when its CPU
+    holds layers, or all units. ``work_*``: compute buffer of a device that is (first, later, first with the output,
+    later with the output) if it is alone, one of several that pipeline, or behind layers on the CPU.
+    """
 
     output: int
     host_pipelined: int
@@ -189,12 +192,7 @@ def _sizes(model: Model, params: _memory.ContextParams) -> Sizes:
 
 
 def _buffers(model: Model, params: _memory.ContextParams) -> Buffers:
-    # The rules look at the largest layer and at the kinds of cache, so one layer of each kind stands for all.
-    kinds: dict[Layer, int] = {}
-    for index, layer in enumerate(model.layers):
-        lender = layer if layer.borrows_from is None else model.layers[layer.borrows_from]
-        kinds.setdefault(replace(layer, weights=0, active=0, mtp_weights=0, caches=lender.caches), index)
-    layers = tuple(kinds.values())
+    model = _one_of_each_kind(model)
 
     def work(pipelining: bool, n_devices: int) -> tuple[int, int, int, int]:
         first, later, first_output, later_output = (
@@ -205,7 +203,6 @@ def _buffers(model: Model, params: _memory.ContextParams) -> Buffers:
                 is_first=is_first,
                 is_last_with_output=output,
                 pipelining=pipelining,
-                layers=layers,
             )
             for output in (False, True)
             for is_first in (True, False)
@@ -213,18 +210,33 @@ def _buffers(model: Model, params: _memory.ContextParams) -> Buffers:
         return first, later, first_output, later_output
 
     plain = _memory.host_compute_bytes(model, params, pipelining=False)
-    grows = max(0, _memory.host_compute_bytes(model, params, pipelining=False, layers=layers) - plain)
+    held = _memory.host_compute_bytes(model, params, pipelining=False, layers=range(model.n_layer))
     alone = work(pipelining=False, n_devices=1)
     return Buffers(
         output=_memory.output_buffer_bytes(model, params),
         host_pipelined=_memory.host_compute_bytes(model, params, pipelining=True),
         host_plain=plain,
-        cpu_layers=grows,
-        cpu_all=max(grows, alone[2]),
+        cpu_layers=held - plain,
+        cpu_all=max(held - plain, alone[2]),
         work_alone=alone,
         work_pipelined=work(pipelining=True, n_devices=2),
         work_plain=work(pipelining=False, n_devices=2),
     )
+
+
+def _one_of_each_kind(model: Model) -> Model:
+    """The model cut down to one layer of each kind: the compute rules look at nothing else, and this is quicker."""
+    kinds: dict[Layer, int] = {}
+    chosen: list[Layer] = []
+    position: dict[int, int] = {}  # of a layer's kind
+    for index, layer in enumerate(model.layers):
+        lender = None if layer.borrows_from is None else position[layer.borrows_from]
+        kind = replace(layer, weights=0, active=0, mtp_weights=0, borrows_from=lender)
+        if kind not in kinds:
+            kinds[kind] = len(chosen)
+            chosen.append(kind)
+        position[index] = kinds[kind]
+    return replace(model, layers=tuple(chosen), n_layer=len(chosen))
 
 
 def _parse_devices(devices: object) -> list[Device]:
