@@ -514,16 +514,27 @@ def _peer(
 
 
 def _stale_keys(members: Mapping[str, Member], peers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Hosts outside of this run that still have the old key of one that got a new one in it (B5-07)."""
+    """Hosts outside of this run that still have the old key of one of this run (B5-07).
+
+    A key is new when the host itself says so, or when another one knows the host by another key (it was set up again).
+    """
+    known: dict[str, dict[str, str]] = {}
+    for holder, who in members.items():
+        for name, peer in ((who.node or {}).get("peers") or {}).items():
+            known.setdefault(name, {})[holder] = str(peer["public_key"])
     found = []
     for name, who in sorted(members.items()):
-        if who.node is None or not who.fresh or not who.node.get("key_changed"):
+        key = (who.node or {}).get("public_key")
+        if not who.fresh or key is None or who.node is None:
             continue
-        others = [str(peer["host"]) for peer in peers[name] if not peer["fresh"]]
-        if others:
+        if not who.node.get("key_changed") and set(known.get(name, {}).values()) <= {key}:
+            continue
+        outside = [str(peer["host"]) for peer in peers[name] if not peer["fresh"]]
+        stale = [other for other in outside if known.get(name, {}).get(other) != key]
+        if stale:
             found.append(
-                f"{name} has a new key, and {', '.join(others)}, outside of this run, still "
-                f"{'has' if len(others) == 1 else 'have'} its old one; run again without --limit"
+                f"{name} has a new key, and {', '.join(stale)}, outside of this run, still "
+                f"{'has' if len(stale) == 1 else 'have'} its old one; run again without --limit"
             )
     return found
 

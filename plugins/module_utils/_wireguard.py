@@ -176,8 +176,8 @@ def drop_in(userspace: bool) -> str:
 def parse_dump(text: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Output of ``wg show IF dump``: ``({public_key, port}, {key: peer})`` with public keys as keys of the second.
 
-    A peer is ``{endpoint, allowed, handshake, received, keepalive, psk}``. ``handshake`` is in seconds since 1970, None for never, ``received`` in
-    bytes; ``psk`` only says whether there is one.
+    A peer is ``{endpoint, allowed, handshake, received, keepalive, psk}``. ``handshake`` is in seconds since 1970, None
+    for never, ``received`` in bytes; ``psk`` only says whether there is one.
     """
     rows = [line.split("\t") for line in text.splitlines() if line]
     if not rows or len(rows[0]) != 4:
@@ -712,7 +712,7 @@ def _heard(
     return {
         address
         for address, key in keys.items()
-        if key in now and now[key]["received"] > before.get(key, {}).get("received", 0)
+        if key is not None and key in now and now[key]["received"] > before.get(key, {}).get("received", 0)
     }
 
 

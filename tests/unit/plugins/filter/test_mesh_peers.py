@@ -16,7 +16,13 @@ mesh_peers = FilterModule().filters()["mesh_peers"]
 
 
 def hosts() -> list[Any]:
-    node = {"public_key": None, "links": [], "routes": [], "peers": {}, "default_address": "192.168.0.5"}
+    node: dict[str, Any] = {
+        "public_key": None,
+        "links": [],
+        "routes": [],
+        "peers": {},
+        "default_address": "192.168.0.5",
+    }
     return [
         UserDict(inventory_hostname="p", group_names=["llama_primary"], llama_mesh__node={"node": dict(node)}),
         UserDict(inventory_hostname="w", group_names=["llama_workers"], llama_mesh__node={"node": dict(node)}),

@@ -290,14 +290,21 @@ def test_hosts_outside_of_the_run_that_keep_an_old_key_are_named() -> None:
     """B5-07: host b rebuilt, host c not reached: c still has the old key of b."""
     hosts = fleet(2)
     nodes = after(hosts, plan_mesh(hosts, shape="full"))
-    rebuilt = dict(nodes["n1"], public_key=key("new"), key_changed=True)
-    plan = plan_mesh(
-        [host("n0", "llama_primary", nodes["n0"]), host("n1", "llama_workers", rebuilt), host("n2", "llama_workers")],
-        shape="full",
-    )
-    assert plan["warnings"] == [
-        "n1 has a new key, and n2, outside of this run, still has its old one; run again without --limit"
-    ]
+    rotated = dict(nodes["n1"], public_key=key("new"), key_changed=True)
+    set_up_again = dict(hosts[1]["llama_mesh__node"]["node"], public_key=key("new"))
+    for rebuilt in (rotated, set_up_again):
+        plan = plan_mesh(
+            [
+                host("n0", "llama_primary", nodes["n0"]),
+                host("n1", "llama_workers", rebuilt),
+                host("n2", "llama_workers"),
+            ],
+            shape="full",
+            known={} if rebuilt is rotated else {"n2": nodes["n2"]},
+        )
+        assert plan["warnings"] == [
+            "n1 has a new key, and n2, outside of this run, still has its old one; run again without --limit"
+        ]
     assert key("new") in [peer["public_key"] for peer in plan["hosts"]["n0"]["peers"]]
 
 
@@ -346,7 +353,7 @@ def test_a_cable_goes_before_wifi_whatever_its_speed_and_wifi_is_warned_about() 
 
 
 def test_bridges_of_containers_are_no_common_subnet() -> None:
-    docker = {"interface": "docker0", "medium": "virtual", "speed_mbps": 100000}
+    docker: dict[str, Any] = {"interface": "docker0", "medium": "virtual", "speed_mbps": 100000}
     primary = node("p", link("192.168.0.1/24"), link("172.17.0.1/16", **docker))
     worker = node("w", link("192.168.0.2/24"), link("172.17.0.2/16", **docker))
     assert two(primary, worker)["p"]["endpoint"] == "192.168.0.2:51820"

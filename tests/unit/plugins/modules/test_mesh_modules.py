@@ -349,7 +349,12 @@ def test_absent_leaves_nothing(lab: netns.Lab) -> None:
     mesh = Mesh(lab)
     mesh.all_up()
     host = lab.hosts["n1"]
-    options = {"name": host.interface, "directory": str(host.directory), "manager": "none", "state": "absent"}
+    options: dict[str, Any] = {
+        "name": host.interface,
+        "directory": str(host.directory),
+        "manager": "none",
+        "state": "absent",
+    }
     assert host.module("mesh_interface", True, **options)["changed"]
     assert host.run("ip", "link", "show", "dev", host.interface).returncode == 0
     assert host.module("mesh_interface", **options)["actions"] == ["stop", "remove", "forget key"]

@@ -137,7 +137,7 @@ def test_without_a_packet_filter_the_host_stops_unless_it_was_accepted_by_name(l
     broken.mkdir()
     (broken / "nft").write_text("#!/bin/sh\necho 'cache initialization failed: Operation not supported' >&2\nexit 1\n")
     (broken / "nft").chmod(0o755)
-    options = {"interface": "wg-llama", "ports": [{"port": PORT, "source": "10.99.0.1"}]}
+    options: dict[str, Any] = {"interface": "wg-llama", "ports": [{"port": PORT, "source": "10.99.0.1"}]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(broken), prepend=":")
         refused = protect(host, **options)
