@@ -260,6 +260,7 @@ def test_a_busy_server_is_asked_again(run: Call, server: Server) -> None:
         (b"PK\3\4 something", "is not a GGUF file"),
         (MODEL[: len(MODEL) // 2], r"blk\.0\.weight.*(truncated|end|beyond|needs|bytes)"),
     ],
+    ids=["html", "pointer", "other", "truncated"],
 )
 def test_what_is_no_whole_model_is_told_apart(
     run: Call, server: Server, tmp_path: Path, content: bytes, words: str
