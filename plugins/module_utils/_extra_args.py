@@ -1,7 +1,7 @@
 # Copyright (c) 2026, llamafleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an operator adds to llama-server's arguments, and which of it would undo the plan, a law, or a secret's secrecy."""
+"""What an operator adds to the arguments of llama-server, and which of it undoes the plan, a law, or a secret."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import Flee
 
 _PLANNED = "the plan decides it"
 _OVERRIDE = (
-    "it moves tensors of remote layers to the primary's CPU, which costs a round trip and a new graph for each such layer "
+    "it moves tensors of remote layers to the CPU of the primary: a round trip and a new graph for each such layer "
     "and token (10 layers: 23 ms to 483 ms per token at 40 ms round trip, measured on b11434)"
 )
-_SECRET = "a secret in an argument is visible to every account of the host; use llama_primary_api_key_file"
+_KEY_IN_SIGHT = "a secret in an argument is visible to every account of the host; use llama_primary_api_key_file"
 _DOWNLOAD = "units load a local file and never download at start; use the role llama_model"
 _ADDRESS = "use llama_primary_host and llama_primary_port"
 
@@ -39,7 +39,7 @@ REFUSED = {
         ("-sm", "--split-mode"),
         "the plan is one of whole layers; row is refused by RPC devices and tensor is ten times slower over RPC",
     ),
-    **dict.fromkeys(("--api-key", "-hft", "--hf-token"), _SECRET),
+    **dict.fromkeys(("--api-key", "-hft", "--hf-token"), _KEY_IN_SIGHT),
     "--api-key-file": "use llama_primary_api_key_file",
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url"), _DOWNLOAD),
     **dict.fromkeys(("--host", "--port"), _ADDRESS),
