@@ -24,6 +24,9 @@ _CONTROLLERS = ("cpu", "memory", "pids")
 # What systemd uses of version 1, and the two hierarchies it keeps its own books in.
 _V1 = ("blkio", "cpu", "cpuacct", "devices", "freezer", "memory", "pids", "systemd", "unified")
 
+# Controllers of version 2 that the machine's root group did not hand on before.
+_HANDED_ON = common.DIR / "handed-on"
+
 # The groups that are no host's; a host's name has no underscore.
 CONTROL = "_control"
 
@@ -47,15 +50,7 @@ def group(name: str, controller: str) -> Path:
 def create(name: str) -> list[Path]:
     """Make a group; its directories."""
     if V2:
-        (_ROOT / common.NAME).mkdir(exist_ok=True)
-        for parent in (_ROOT, _ROOT / common.NAME):
-            control = parent / "cgroup.subtree_control"
-            missing = set(_CONTROLLERS) - set(control.read_text().split())
-            try:
-                if missing:
-                    control.write_text(" ".join(f"+{name}" for name in sorted(missing)))
-            except OSError as error:
-                raise FleetError(f"{control}: cannot hand on {', '.join(sorted(missing))}: {error.strerror}") from error
+        _hand_on()
     paths = [hierarchy / common.NAME / name for hierarchy in _hierarchies()]
     if not paths:
         raise FleetError(f"no cgroups at {_ROOT}: mount them first")
@@ -68,6 +63,23 @@ def entering(name: str, command: Sequence[object]) -> list[str]:
     """The command, as one that enters the group before it starts."""
     files = [str(path / "cgroup.procs") for path in create(name)]
     return ["sh", "-c", _ENTER, "sh", *files, "--", *(str(word) for word in command)]
+
+
+def _hand_on() -> None:
+    """Have the machine's root group, and ours, hand the controllers on; what the root did not, is taken back."""
+    ours = _ROOT / common.NAME
+    ours.mkdir(exist_ok=True)
+    for parent in (_ROOT, ours):
+        control = parent / "cgroup.subtree_control"
+        missing = sorted(set(_CONTROLLERS) - set(control.read_text().split()))
+        if not missing:
+            continue
+        if parent == _ROOT:
+            common.write(_HANDED_ON, " ".join(missing))
+        try:
+            control.write_text(" ".join(f"+{name}" for name in missing))
+        except OSError as error:
+            raise FleetError(f"{control}: cannot hand on {', '.join(missing)}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -95,9 +107,9 @@ def members(name: str = "") -> list[int]:
     """Processes of a group, of all groups by default."""
     found: set[int] = set()
     for ours in _ours():
-        for file in (ours / name).rglob("cgroup.procs"):
-            with contextlib.suppress(OSError):  # the group went while we looked
-                found.update(int(word) for word in file.read_text().split())
+        for path, _below, _files in os.walk(ours / name):
+            with contextlib.suppress(OSError):  # the group went while we looked; walk() knows that, rglob() does not
+                found.update(int(word) for word in Path(path, "cgroup.procs").read_text().split())
     return sorted(found)
 
 
@@ -120,27 +132,31 @@ def leader(name: str) -> int | None:
 def end(name: str = "") -> None:
     """Kill all processes of a group at once (a power cut, for a host) and remove it; all groups by default."""
     for _left in common.wait_for(20, pause=0.02):
-        alive = members(name)
-        if not alive:
-            break
         # In order of age: a host's PID 1 is among the first, and the kernel ends the rest of its namespace with it.
-        for pid in alive:
+        for pid in members(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        left = [path for ours in _ours() for path, _below, _files in os.walk(ours / name, topdown=False)]
+        for path in left:
+            with contextlib.suppress(OSError):  # something in it still ends
+                os.rmdir(path)
+        if not left:
+            break
     else:
-        raise FleetError(f"processes of {common.NAME}/{name} do not end: {alive}")
-    for ours in _ours():
-        top = ours / name
-        below = [path for path in top.rglob("*") if path.is_dir()]
-        for path in sorted([*below, top], key=lambda path: len(path.parts), reverse=True):
-            with contextlib.suppress(OSError):  # not there
-                path.rmdir()
+        raise FleetError(f"cgroup {common.NAME}/{name} does not end; its processes: {members(name)}")
+    if not name and _HANDED_ON.exists():
+        for controller in _HANDED_ON.read_text().split():
+            with contextlib.suppress(OSError):  # somebody else uses it by now
+                (_ROOT / "cgroup.subtree_control").write_text(f"-{controller}")
+        _HANDED_ON.unlink()
 
 
 def limit_memory(name: str, size: int) -> None:
     file = group(name, "memory") / ("memory.max" if V2 else "memory.limit_in_bytes")
     try:
         file.write_text(str(size))
+        if V2:
+            (group(name, "memory") / "memory.swap.max").write_text("0")
     except OSError as error:  # version 1 refuses to go below what is in use
         raise FleetError(f"{file}: {size} is not accepted ({error.strerror}); is more than that in use?") from error
 

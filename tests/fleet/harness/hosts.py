@@ -109,6 +109,8 @@ def _boot(fleet: Fleet, host: Host) -> None:
         f"--network-namespace-path={network.path_of(network.namespace(host.name))}",
         # NET_ADMIN and NET_RAW for the host's own namespace, IPC_LOCK for mlock. Never SYS_TIME: there is one clock.
         *("--capability=CAP_NET_ADMIN,CAP_NET_RAW,CAP_IPC_LOCK", "--bind=/dev/net/tun"),
+        # On version 2 DeviceAllow= and IPAddressDeny= are programs that the host's systemd loads.
+        *(("--capability=CAP_BPF,CAP_PERFMON", "--system-call-filter=bpf") if cgroups.V2 else ()),
         *(f"--bind-ro={meminfo}:/{images.INSIDE}/meminfo", *(f"--bind-ro={path}" for path in fleet.bind_ro)),
         *(f"/{images.INSIDE}/init", "systemd.show_status=no"),
     ]

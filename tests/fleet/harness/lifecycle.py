@@ -69,7 +69,9 @@ def write_access(fleet: Fleet) -> None:
         common.SSH_CONFIG,
         "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in fleet.hosts.values())
         + f"Host *\n  User deploy\n  IdentityFile {common.KEY}\n  IdentitiesOnly yes\n"
-        f"  UserKnownHostsFile {common.KNOWN_HOSTS}\n  StrictHostKeyChecking yes\n",
+        f"  UserKnownHostsFile {common.KNOWN_HOSTS}\n  StrictHostKeyChecking yes\n"
+        # A host that is off answers "no route" after 3 s or, while its address is still remembered, not at all.
+        "  ConnectTimeout 10\n",
     )
 
     def members(role: str) -> dict[str, dict[str, dict[str, str]]]:
