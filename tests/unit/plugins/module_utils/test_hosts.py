@@ -24,6 +24,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._hosts import (
     own_processes,
 )
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Result, SystemRunner
+from ansible_collections.llamafleet.rpc.tests.unit import recorded
 from ansible_collections.llamafleet.rpc.tests.unit.fakes import FakeRunner
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
@@ -248,3 +249,156 @@ def test_the_host_this_runs_on_is_described_quickly() -> None:
     assert found["devices"][-1]["name"] == "CPU"
     assert found["cpu"]["logical_cores"] <= len(os.sched_getaffinity(0))
     assert found["user"]["uid"] == os.geteuid()
+
+
+# --- recorded hosts as wholes
+
+
+def recorded_facts(*trees: str, **commands: Result | str) -> dict[str, Any]:
+    return collect(recorded.linux(*[f"sysfs/{name}" for name in trees], commands=commands), IDENTITY).to_dict()
+
+
+def test_wsl_is_found_and_warned_about() -> None:
+    """B3-17: WSL2 is known by its kernel's name; nvidia-smi lies outside of every PATH of services."""
+    runner = recorded.linux("sysfs/wsl2", commands=recorded.smi("core_wsl_rtx3500_581.csv"))
+    runner.programs["nvidia-smi"] = "/usr/lib/wsl/lib/nvidia-smi"
+    found = collect(runner, IDENTITY).to_dict()
+    assert (found["backend"], found["traits"]) == ("cuda", ["wsl"])
+    assert found["devices"][0]["environment"]["LD_LIBRARY_PATH"] == "/usr/lib/wsl/lib"
+    assert any("mirrored networking" in text for text in found["warnings"])
+
+
+def test_jetson_of_a_release_without_its_old_marker_files() -> None:
+    """B3-05: no /etc/nv_tegra_release in JetPack 7.2; the device tree is enough."""
+    found = recorded_facts("jetson_orin_l4t_r39")
+    assert (found["traits"], found["backend"]) == (["tegra"], "cuda")
+    device = found["devices"][0]
+    assert (device["kind"], device["arch"], device["pool"]) == ("unified", "sm_87", found["devices"][-1]["pool"])
+    assert recorded_facts("jetson_thor")["devices"][0]["arch"] == "sm_110"
+
+
+def test_the_share_of_a_card_goes_to_the_one_that_llama_cpp_will_call_so() -> None:
+    """B3-19: the 24576 MiB belong to CUDA1 under PCI order."""
+    found = recorded_facts(**recorded.smi("core_1660_3090.csv"))
+    assert [(d["name"], d["uuid"], d["total"] >> 20) for d in found["devices"][:2]] == [
+        ("CUDA0", "GPU-e1", 6144),
+        ("CUDA1", "GPU-e2", 24576),
+    ]
+
+
+def test_a_card_that_cuda_and_vulkan_see_is_one_device() -> None:
+    commands = {
+        **recorded.smi("core_two_cards_570.csv", "compute_cap_two_cards_570.csv", "list_two_cards_570.txt"),
+        "nvcc": recorded.text("nvidia_smi/nvcc_12.4.txt"),
+        "vulkaninfo": recorded.text("vulkaninfo/nvidia_and_llvmpipe.txt"),
+        "glslc": "",
+    }
+    runner = recorded.linux("sysfs/nvidia_two_cards", commands=commands)
+    found = collect(runner, IDENTITY).to_dict()
+    assert [device["name"] for device in found["devices"]] == ["CUDA0", "CUDA1", "CPU"]
+    assert found["candidates"][3]["same_as"] == {"Vulkan0": "CUDA0", "Vulkan1": "CUDA1"}
+    forced = collect(runner, IDENTITY, backend="vulkan").to_dict()
+    assert [device["name"] for device in forced["devices"]] == ["Vulkan0", "Vulkan1", "CPU"]
+    # Memory and pool are those of the card, whoever asks: Vulkan counts NVIDIA's BAR as a heap of its own.
+    for one, other in zip(found["devices"], forced["devices"]):
+        assert (one["pool"], one["total"], one["usable"]) == (other["pool"], other["total"], other["usable"])
+
+
+def test_a_lost_card_a_missing_module_and_a_blocked_container_say_so() -> None:
+    lost = recorded_facts("nvidia_two_cards", **recorded.smi("core_lost_gpu.csv"))
+    assert any("does not say how much memory" in text for text in lost["warnings"])
+    uvm = recorded_facts("nvidia_uvm_missing", **recorded.smi("core_4090_570.csv"))
+    assert any("/dev/nvidia-uvm is missing" in text for text in uvm["warnings"])
+    blocked = recorded_facts(
+        "nvidia_two_cards", **{"nvidia-smi": Result(17, recorded.text("nvidia_smi/nvml_unknown_rc17.txt"), "")}
+    )
+    assert (blocked["backend"], "restart the container" in blocked["warnings"][0]) == ("cpu", True)
+
+
+def test_virtual_gpus_and_grace_are_detected_and_warned_about() -> None:
+    guest = recorded_facts(**recorded.smi("core_vgpu_guest.csv"))
+    assert any("a virtual GPU" in text for text in guest["warnings"])
+    streaming = recorded_facts(**recorded.smi("core_vgpu_a_profile.csv"))
+    assert (streaming["backend"], streaming["devices"][0]["usable"]) == ("cpu", None)
+    assert any("CUDA switched off" in text for text in streaming["warnings"])
+    grace = recorded_facts(**recorded.smi("core_gh200_565.csv"))
+    assert grace["devices"][0]["kind"] == "dedicated"
+    assert any("NUMA mode" in text for text in grace["warnings"])
+    thor = recorded_facts(**recorded.smi("core_thor.csv"))
+    assert thor["devices"][0]["kind"] == "unified"
+
+
+def test_memory_that_our_worker_took_through_a_unified_gpu_stays_usable() -> None:
+    """Law 18 on a GB10: what the driver took from the RAM is in no process, but nvidia-smi knows whose it is."""
+    commands: dict[str, Result | str] = {
+        **recorded.smi("core_gb10_580.csv", "compute_cap_gb10_580.csv"),
+        "nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory": recorded.text("nvidia_smi/compute_apps_gb10.csv"),
+    }
+    total, held = 120 << 30, 60 << 30
+    idle = collect(recorded.linux(commands=commands, ram=total, free=115 << 30), IDENTITY).to_dict()
+    busy_runner = recorded.linux(commands=commands, ram=total, free=(115 << 30) - held)
+    busy = collect(busy_runner, IDENTITY, own=Own(pids=(4242,))).to_dict()
+    assert busy["devices"][0]["usable"] == idle["devices"][0]["usable"]
+    assert collect(busy_runner, IDENTITY).to_dict()["devices"][0]["usable"] == idle["devices"][0]["usable"] - held
+
+
+def test_limits_of_containers_and_boards() -> None:
+    """B3-20 and B3-21, and section 4 of the facts: v1 sentinel, v2 nested, LXC on ZFS, a Raspberry Pi."""
+    gib = 1 << 30
+    assert recorded_facts("cgroup_v1_sentinel")["memory"]["limit"] is None
+    assert recorded_facts("cgroup_v1_limited")["memory"]["limit"] == gib
+    nested = recorded_facts("cgroup_v2_nested")["memory"]
+    assert (nested["limit"], nested["available"]) == (48 * gib, 46 * gib)
+    guest = recorded_facts("lxc_guest")
+    assert guest["traits"] == ["container", "lxc"]
+    assert (guest["memory"]["limit"], guest["memory"]["available"]) == (16 * gib, 12 * gib)
+    runner = recorded.linux("sysfs/raspberry_pi_5")
+    runner.files["/proc/meminfo"] = recorded.text("proc/meminfo_raspberry_pi_5")
+    runner.files["/proc/cpuinfo"] = recorded.text("proc/cpuinfo_raspberry_pi_5")
+    board = collect(runner, recorded.identity(arch="aarch64")).to_dict()
+    assert board["cpu"]["model"] == "Raspberry Pi 5 Model B Rev 1.0"
+    assert any("cgroup_enable=memory" in text for text in board["warnings"])
+    server = recorded_facts("cpu_server_two_sockets")
+    assert (server["cpu"]["numa_nodes"], "NUMA" in server["candidates"][-1]["note"]) == (2, True)
+
+
+TOOLS = ("nvidia-smi", "nvcc", "amd-smi", "rocm-smi", "hipconfig", "dmesg", "xpu-smi", "sycl-ls", "icpx", "vulkaninfo")
+
+
+class HangingTools(SystemRunner):
+    """A host with cards of every maker whose tools all hang; files are recorded, the tools are real processes."""
+
+    def __init__(self, directory: Path) -> None:
+        names = ("nvidia_two_cards", "amd_container_without_driver_files", "intel_arc_a380_i915_without_size")
+        self.fake = recorded.linux(*[f"sysfs/{name}" for name in names])
+        self.directory = directory
+        for tool in (*TOOLS, "c++"):
+            (directory / tool).write_text("#!/bin/sh\nexec sleep 60\n")
+            (directory / tool).chmod(0o755)
+
+    def read(self, path: str, limit: int = 1 << 20) -> str | None:
+        return self.fake.read(path, limit)
+
+    def listdir(self, path: str) -> list[str]:
+        return self.fake.listdir(path)
+
+    def readlink(self, path: str) -> str | None:
+        return self.fake.readlink(path)
+
+    def exists(self, path: str) -> bool:
+        return self.fake.exists(path)
+
+    def which(self, name: str) -> str | None:
+        path = self.directory / name
+        return str(path) if path.exists() else None
+
+
+def test_every_tool_hanging_costs_one_time_out(tmp_path: Path) -> None:
+    start = time.monotonic()
+    found = collect(HangingTools(tmp_path), IDENTITY, timeout=1.5).to_dict()
+    # One after the other they would take ten times as long.
+    assert time.monotonic() - start < 4.5
+    assert found["backend"] == "cpu"
+    said = " ".join(found["warnings"])
+    for tool in ("nvidia-smi", "amd-smi", "rocm-smi", "sycl-ls", "xpu-smi", "vulkaninfo"):
+        assert f"{tool} did not answer in time" in said or f"{tool} static did not answer in time" in said
