@@ -19,6 +19,8 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import
 DEFAULT_CLUSTER = "default"
 DEFAULT_ADDRESS = "127.0.0.1"
 DEFAULT_PRIMARY_PORT = 8080
+#: What the roles llama_fleet and llama_mesh do where nothing else is said.
+DEFAULT_SCOPE, DEFAULT_MESH = "system", "wireguard"
 PRIMARY_GROUP = "llama_primary"
 WORKER_GROUP = "llama_workers"
 
@@ -73,13 +75,20 @@ def _worker_problems(
         instances = checked_instances(host.get("llama_worker_instances") or DEFAULT_INSTANCES, name)
     except FleetError as error:
         return [str(error)]
+    meshed = (
+        not host.get("llama_worker_address")
+        and (host.get("llama_fleet_scope") or DEFAULT_SCOPE) == "system"
+        and (host.get("llama_mesh_mode") or DEFAULT_MESH) != "none"
+    )
     for instance in instances:
         serves = str(instance.get("cluster") or cluster)
         if serves != cluster:
             clusters.setdefault(serves, {PRIMARY_GROUP: [], WORKER_GROUP: []})[WORKER_GROUP].append(name)
         endpoint = f"{address}:{instance['port']}"
-        # A loopback address means this host, so the same one may stand on hosts of different clusters.
+        # A loopback address means this host, so the same one may stand on hosts of different clusters; where a mesh
+        # gives each host an address of its own, on any.
         key = f"{serves} {endpoint}" if address.startswith("127.") else endpoint
+        key = f"{name} {endpoint}" if meshed else key
         owner = f"{name} (instance {instance['name']})"
         if key in endpoints:
             found.append(
