@@ -184,7 +184,7 @@ def physical_device(card: Card, place: Place) -> Device:
     usable: int | None
     if gtt_first:
         kind, pool = "unified", ram_pool(place.machine_id)
-        total, free, usable = lend_ram(kind, (card.vram or 0) + gtt, place.memory.ram, own.ram)
+        total, free, usable = lend_ram(kind, (card.vram or 0) + gtt, place.memory.ram)
         # The cut-out stays with the display: the driver serves everything else from GTT.
         usable = min(usable or 0, gtt)
     else:
@@ -288,7 +288,10 @@ def toolkit(text: str) -> str | None:
 def detect_amd(
     runner: Runner, machine_id: str, memory: Memory, own_pids: Sequence[int] = (), timeout: float = 30.0
 ) -> Finding:
-    """All AMD devices of this host. `memory`: its RAM; `own_pids`: our own services, whose memory counts as free."""
+    """All AMD devices of this host.
+
+    `own_pids`: our own services, whose memory counts as free. `memory`: the host's RAM, in whose `own` their GTT is.
+    """
     cards = sysfs_cards(runner)
     kfd = runner.exists("/dev/kfd")
     if not cards and not kfd:

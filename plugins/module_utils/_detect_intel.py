@@ -145,7 +145,7 @@ def _device(card: Card, position: int, machine_id: str, memory: Memory, held: Ma
     usable: int | None
     if card.integrated:
         kind, pool, source = "shared_system", ram_pool(machine_id), "/proc/meminfo"
-        total, free, usable = lend_ram(kind, None, memory.ram, own.ram)
+        total, free, usable = lend_ram(kind, None, memory.ram)
     else:
         kind, pool, source = "dedicated", gpu_pool(machine_id, card.slot), card.source
         usable = lend_card(kind, total, free, own.card)
@@ -180,7 +180,10 @@ def toolkit(text: str) -> str | None:
 def detect_intel(
     runner: Runner, machine_id: str, memory: Memory, own_pids: Sequence[int] = (), timeout: float = 30.0
 ) -> Finding:
-    """All Intel GPUs of this host. `memory`: its RAM; `own_pids`: our own services, whose memory counts as free."""
+    """All Intel GPUs of this host.
+
+    `own_pids`: our own services, whose memory counts as free. `memory`: the host's RAM, in whose `own` theirs is.
+    """
     cards = sysfs_cards(runner)
     if not cards:
         return Finding("sycl", note="no Intel GPU")

@@ -163,7 +163,7 @@ def parse_mig_memory(xml: str) -> dict[tuple[str, int], tuple[int | None, int | 
 def profile_bytes(profile: str) -> int | None:
     """Nominal size of a MIG profile: '3g.40gb' -> 40e9 bytes."""
     match = re.match(r"\d+g\.(\d{1,4})gb", profile)
-    return int(match.group(1)) * 10**9 if match else None
+    return card_size(int(match.group(1)) * 10**9) if match else None
 
 
 def own_bytes(text: str, pids: Iterable[int]) -> dict[str, int]:
@@ -391,6 +391,10 @@ def _mig_device(
         # Names are rounded: 1g.18gb of an H200 has 16.00 GiB, 4.6 % less than its name.
         spare = (total or 0) // 10
         warnings = (f"MIG {part.profile}: size taken from the profile's name, less 10 %",)
+    whole = mib(row["memory.total"])
+    if total is not None and whole is not None:
+        total = min(total, whole)  # a slice is never more than its card
+    free = clamp_free(total, free)
     return Device(
         name="CUDA0",
         backend="cuda",
@@ -399,7 +403,7 @@ def _mig_device(
         pool=gpu_pool(machine_id, f"{slot or row['uuid']}/{part.uuid}"),
         total=total,
         free=free,
-        usable=lend_card("dedicated", total - spare, free) if total else None,
+        usable=lend_card("dedicated", max(0, total - spare), free) if total else None,
         arch=f"sm_{cap.replace('.', '')}" if cap else None,
         pci_bus_id=slot,
         uuid=part.uuid,

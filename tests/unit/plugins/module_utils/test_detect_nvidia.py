@@ -165,6 +165,15 @@ def test_mig_slices_without_the_long_report_take_the_size_of_their_profile() -> 
     assert "profile's name" in large.warnings[0]
 
 
+def test_a_slice_is_never_more_than_its_card_nor_free_more_than_the_slice() -> None:
+    runner = host(smi("core_mig.csv"), listed=smi("list_mig.txt"))
+    said = smi("query_mig.xml").replace("40192 MiB", "401920 MiB").replace("<total>19968 MiB</total>", "")
+    runner.commands["nvidia-smi -q -x"] = Result(0, said, "")
+    large, small, _parent = find(runner).devices
+    assert large.total == 81920 * MIB
+    assert (small.total, small.free) == (20 * 10**9, 20 * 10**9)
+
+
 def test_a_vgpu_guest_keeps_its_device() -> None:
     """B3-08: columns that are [N/A] in a guest do not drop the device."""
     device = find(host(smi("core_vgpu_guest.csv"))).devices[0]

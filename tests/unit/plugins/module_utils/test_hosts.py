@@ -342,6 +342,18 @@ def test_memory_that_our_worker_took_through_a_unified_gpu_stays_usable() -> Non
     assert collect(busy_runner, IDENTITY).to_dict()["devices"][0]["usable"] == idle["devices"][0]["usable"] - held
 
 
+def test_memory_that_our_worker_took_through_gtt_is_added_back_once() -> None:
+    """Law 18 on an APU: 60 GiB are ours, 40 GiB are others'; the capacity is that of the idle host, no more."""
+    gib = 1 << 30
+    name = "sysfs/amd_strix_halo_512m_gtt_96g_gfx1151"
+    idle = collect(recorded.linux(name, ram=125 * gib, free=85 * gib), IDENTITY).to_dict()
+    busy_runner = recorded.linux(name, ram=125 * gib, free=25 * gib)
+    busy_runner.files["/proc/4242/fdinfo/5"] = recorded.text("hip/fdinfo_kernel_6.14")
+    busy = collect(busy_runner, IDENTITY, own=Own(pids=(4242,))).to_dict()
+    assert [device["usable"] for device in busy["devices"]] == [device["usable"] for device in idle["devices"]]
+    assert idle["devices"][0]["usable"] == 81 * gib
+
+
 def test_limits_of_containers_and_boards() -> None:
     """B3-20 and B3-21, and section 4 of the facts: v1 sentinel, v2 nested, LXC on ZFS, a Raspberry Pi."""
     gib = 1 << 30
