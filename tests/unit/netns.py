@@ -101,17 +101,17 @@ class Host:
             finally:
                 process.kill()
 
-    def connects(self, address: str, port: int, timeout: float = 1.5) -> str:
-        """open, refused or timeout: what a connection attempt from this host meets."""
+    def connects(self, address: str, port: int, source: str = "") -> str:
+        """open, refused or timeout: what a connection attempt from this host, and from this address of it, meets."""
         code = (
             "import socket, sys\n"
             "try:\n"
-            "    c = socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3]))\n"
+            "    c = socket.create_connection((sys.argv[1], int(sys.argv[2])), 1.5, (sys.argv[3], 0))\n"
             "    print('open' if c.recv(1) == b'x' else 'closed')\n"
             "except ConnectionRefusedError:\n    print('refused')\n"
             "except OSError:\n    print('timeout')\n"
         )
-        return self.python(code, address, port, timeout).stdout.strip()
+        return self.python(code, address, port, source).stdout.strip()
 
 
 @dataclass

@@ -85,6 +85,8 @@ class Fleet:
             **os.environ,
             "ANSIBLE_COLLECTIONS_PATH": str(netns.COLLECTIONS),
             "ANSIBLE_CONFIG": str(netns.COLLECTIONS.parent / "ansible.cfg"),
+            # What a module was called with is then part of what -vvvv shows, as it always was before core 2.20.
+            "ANSIBLE_INJECT_INVOCATION": "true",
             "ANSIBLE_LOCAL_TEMP": str(self.directory / "tmp"),
         }
         program = Path(sys.executable).parent / "ansible-playbook"
@@ -129,6 +131,7 @@ def test_the_life_of_a_mesh(fleet: Fleet) -> None:
     secrets = [(host.directory / f"{host.interface}.key").read_text().strip() for host in lab.hosts.values()]
     assert len(set(secrets)) == 4
     assert "PrivateKey = (hidden" in fleet.output
+    assert "n2: VALUE_SPECIFIED_IN_NO_LOG_PARAMETER" in fleet.output
     assert not any(secret in fleet.output for secret in [*secrets, PRESHARED])
     assert PRESHARED in (n2.directory / f"{n2.interface}.conf").read_text()
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,16 @@ def test_only_the_primary_on_the_mesh_reaches_the_port(lab: netns.Lab) -> None:
         assert outsider.connects(worker, PORT) == "timeout"
         assert outsider.connects(n2.address, PORT) == "timeout"
         assert n1.connects(n2.address, PORT) == "timeout"
-        # A packet with the primary's address that comes by the plain link is as foreign.
-        outsider.run("ip", "addr", "add", full["hosts"]["n1"]["address"] + "/32", "dev", "eth0")
-        assert outsider.connects(worker, PORT) == "timeout"
+        # A packet with the primary's address that comes by the plain link is as foreign. Its answer would go to the
+        # primary, so the attempt alone proves nothing: a later chain counts what gets through.
+        spoofed = full["hosts"]["n1"]["address"]
+        outsider.run("ip", "addr", "add", spoofed + "/32", "dev", "eth0")
+        n2.run("nft", "add table inet t; add chain inet t input { type filter hook input priority 10; }")
+        for port in (PORT, 5000):
+            n2.run("nft", f"add rule inet t input ip saddr {spoofed} tcp dport {port} counter")
+            assert outsider.connects(worker, port, spoofed) == "timeout"
+        counted = re.findall(r"dport (\d+) counter packets (\d+)", table(n2))
+        assert [(port, packets == "0") for port, packets in counted] == [(str(PORT), True), ("5000", False)]
         assert outsider.connects(n2.address, 5000) == "open"
 
 
