@@ -164,10 +164,8 @@ def _forget_nspawn(name: str) -> None:
     if root(name).is_dir():
         status = root(name).stat()
         (_NSPAWN / "locks" / f"inode-{status.st_dev}:{status.st_ino}").unlink(missing_ok=True)
-    for kind in ("propagate", "unix-export"):
-        path = _NSPAWN / kind / network.namespace(name)
-        if path.exists():
-            common.remove_tree(path)
+    for path in _NSPAWN.glob(f"*/{network.namespace(name)}"):
+        common.remove_tree(path)
 
 
 def free_disk(name: str, size: int | None) -> None:
@@ -246,8 +244,9 @@ def exec_argv(name: str, command: Sequence[str]) -> list[str]:
 
 def down() -> None:
     """Unmount and delete every host's disk. Processes and namespaces are gone by now."""
-    for path in sorted(common.HOSTS.glob("*")):
+    for path in common.HOSTS.glob("*"):
         _forget_nspawn(path.name)
+    _forget_nspawn("*")  # of hosts whose directory is gone
     for point in common.mounts_below(common.DIR):
         for _left in common.wait_for(5):
             if common.attempt("umount", point):
