@@ -176,7 +176,8 @@ def describe(prefix: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
         "source_kind": manifest["source"]["kind"],
         "source_sha256": manifest["source"]["sha256"],
         "prefix": prefix,
-        "bin_dir": os.path.join(prefix, "current", "bin"),
+        # Not by way of the link: a service that names this directory is another one with another build.
+        "bin_dir": os.path.join(prefix, "builds", f"{build.tag}-{manifest['manifest_id']}", "bin"),
         "protocol": build.protocol,
         "worker_binary": _builds.worker_binary(manifest["files"], build),
         "cmake_flags": list(manifest["cmake_flags"]),

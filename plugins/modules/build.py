@@ -160,7 +160,7 @@ ansible_facts:
         source_kind: python_package
         source_sha256: b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45
         prefix: /opt/llamafleet
-        bin_dir: /opt/llamafleet/current/bin
+        bin_dir: /opt/llamafleet/builds/b11434-0a1b2c3d4e5f/bin
         protocol: 7.0.0
         worker_binary: ggml-rpc-server
         cmake_flags: [-DGGML_RPC=ON]

@@ -125,7 +125,8 @@ def test_build_then_nothing_to_do(run: Call, home: Path, capsys: pytest.CaptureF
 def test_check_mode_on_a_bare_host_tells_and_starts_nothing(run: Call, home: Path) -> None:
     result = run(_ansible_check_mode=True, _ansible_diff=True)
     assert result["changed"] is True
-    assert result["ansible_facts"]["llamafleet_build"]["bin_dir"] == str(home / "p" / "current" / "bin")
+    told = result["ansible_facts"]["llamafleet_build"]
+    assert told["bin_dir"] == str(home / "p" / "builds" / f"b11434-{told['manifest_id']}" / "bin")
     assert result["diff"]["after"].startswith("b11434-")
     assert not (home / "p").exists()
     made = run()
