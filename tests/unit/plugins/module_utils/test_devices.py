@@ -93,7 +93,12 @@ def test_a_mac_whose_memory_is_wired_by_others_lends_little_and_says_so() -> Non
 
 
 def test_a_size_that_no_card_has_is_no_size() -> None:
-    assert (card_size(288 * 10**9), card_size(0), card_size(None), card_size(2 << 40)) == (288 * 10**9, None, None, None)
+    assert (card_size(288 * 10**9), card_size(0), card_size(None), card_size(2 << 40)) == (
+        288 * 10**9,
+        None,
+        None,
+        None,
+    )
 
 
 def test_free_above_total_is_clamped() -> None:

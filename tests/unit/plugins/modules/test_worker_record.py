@@ -11,6 +11,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamafleet.rpc.plugins.modules import worker_record, worker_record_info
 from ansible_collections.llamafleet.rpc.tests.unit import servers
 
@@ -158,7 +159,7 @@ def test_what_llama_server_lists_bounds_the_record_and_a_gap_is_a_warning(
 ) -> None:
     # Where a controller's code is loaded as well, Ansible shows warnings instead of returning them.
     warned: list[str] = []
-    monkeypatch.setattr(worker_record.AnsibleModule, "warn", lambda _module, text: warned.append(text))
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _module, text: warned.append(text))
     card = {"name": "CUDA0", "backend": "cuda", "description": "a card", "kind": "dedicated", "pool": "m/gpu/x"}
     given = {**facts(), "devices": [{**card, "total": 24 * GIB, "free": None, "usable": 23 * GIB}]}
     listed = ["Available devices:", "  CUDA0: a card (12288 MiB, 12000 MiB free)"]
