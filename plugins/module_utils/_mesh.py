@@ -54,9 +54,9 @@ class MeshError(FleetError):
 class Member:
     """One host: what the inventory says of it, and its ``node`` as mesh_node returned it (None: not known).
 
-    ``fresh`` is true for a host of this run. Its node holds ``{interface, public_key, key_changed, address,
-    links: [{interface, address, prefix, mtu, speed_mbps, medium}], routes: [{to, interface}], default_address,
-    peers: {host: {public_key, address, endpoint}}}``; MTUs are in bytes.
+    A worker that is not ``managed`` has no part in the mesh. ``fresh`` is true for a host of this run. Its node holds
+    ``{interface, public_key, key_changed, address, links: [{interface, address, prefix, mtu, speed_mbps, medium}],
+    routes: [{to, interface}], default_address, peers: {host: {public_key, address, endpoint}}}``; MTUs are in bytes.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Member:
     nat: bool = False
     underlay: str | None = None
     ports: tuple[tuple[int, str], ...] = ()
+    managed: bool = True
 
 
 @dataclass(frozen=True)
@@ -335,6 +336,7 @@ def members_of(hosts: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> 
             else []
         )
         found[name] = Member(
+            managed=host.get("llama_worker_managed") is not False,
             name=name,
             fresh=fresh is not None,
             node=fresh if fresh is not None else known.get(name),
@@ -379,12 +381,13 @@ def plan_mesh(
     if mode == "wireguard":
         net = checked_network(network)
         _check_nodes(members, net)
-        addresses = assign_addresses(
-            members, net, {name: who.address for name, who in members.items() if who.address}, _kept(members)
-        )
+        joined = [name for name, who in members.items() if who.managed]
+        stated = {name: str(members[name].address) for name in joined if members[name].address}
+        addresses = assign_addresses(joined, net, stated, _kept(members))
         check_disjoint({name: [address + "/32"] for name, address in addresses.items()})
+        addresses = {**_given_addresses(hosts, members, "none"), **addresses}
         prefix = net.prefixlen
-        couples = pairs(clusters, shape)
+        couples = [pair for pair in pairs(clusters, shape) if set(pair) <= set(joined)]
         links = {couple: _link_name(couple, clusters, shape) for couple in couples}
         stray = sorted(set(map(str, preshared)) - set(links.values()))
         if stray:
@@ -443,7 +446,8 @@ def _check_nodes(members: Mapping[str, Member], network: ipaddress.IPv4Network) 
         if key and owners.setdefault(checked_key(key, f"{name}: public key"), name) != name:
             raise MeshError(
                 f"{owners[key]} and {name} have the same WireGuard key, so one was copied from the other; remove "
-                f"its .key and .conf file in /etc/wireguard on {name}, and run again"
+                f"its .key and .conf file in /etc/wireguard on {name}, and run again. If they are one machine, make "
+                "them instances of one host"
             )
 
 
@@ -568,7 +572,8 @@ def _doors(
         primary = clusters[cluster]["primary"]
         source = _source(who, members.get(primary), addresses, mode) if primary else None
         ports.append({"port": port, "source": source})
-        primaries[cluster] = {"host": primary, "address": source}
+        own = addresses.get(who.name, "")
+        primaries[cluster] = {"host": primary, "address": own if own.startswith("127.") else source}
     for name, served in sorted(clusters.items()):
         if served["primary"] != who.name:
             continue

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-PROGRAMS = ("ip", "wg", "wg-quick", "wireguard-go", "nft")
+PROGRAMS = ("ip", "ping", "wg", "wg-quick", "wireguard-go", "nft")
 COLLECTIONS = Path(__file__).resolve().parents[2] / ".collections"
 
 # Without pytest, which takes longer to load than the module takes to run.
@@ -172,7 +172,7 @@ def lab(directory: Path) -> Iterator[Lab]:
     if os.geteuid() != 0 or lacking:
         pytest.fail(
             f"these tests need root and {', '.join(PROGRAMS)} (lacking: {', '.join(lacking) or 'root'}): install "
-            "iproute2 wireguard-tools wireguard-go nftables, or leave them out on purpose with -m 'not real'",
+            "iproute2 iputils-ping wireguard-tools wireguard-go nftables, or leave them out on purpose with -m 'not real'",
             pytrace=False,
         )
     made = Lab(mark=str(random.randint(1000, 9999)), directory=directory)

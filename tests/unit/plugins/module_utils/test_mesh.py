@@ -437,6 +437,16 @@ def test_without_a_mesh_a_trusted_lan_is_open_to_the_primary_there_and_loopback_
     del hosts[1]["llama_worker_address"]
     plan = plan_mesh(hosts, mode="none")["hosts"]["w"]
     assert (plan["address"], plan["ports"]) == ("127.0.0.1", [{"port": 50052, "source": None}])
+    # Who may be attached there is on this very host.
+    assert plan["primaries"] == {"default": {"host": "p", "address": "127.0.0.1"}}
+
+
+def test_a_worker_that_is_not_managed_has_no_part_in_the_mesh() -> None:
+    unmanaged = host("w", "llama_workers", llama_worker_managed=False, llama_worker_address="192.168.0.9")
+    plan = plan_mesh([*fleet(1), unmanaged])
+    assert names(plan, "n0") == ["n1"]
+    assert plan["unknown"] == []
+    assert {"address": "192.168.0.9", "port": 50052} in plan["hosts"]["n0"]["endpoints"]
 
 
 # ----------------------------------------------------------------------------------------------------------- size
