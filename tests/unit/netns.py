@@ -172,7 +172,7 @@ def lab(directory: Path) -> Iterator[Lab]:
     if os.geteuid() != 0 or lacking:
         pytest.fail(
             f"these tests need root and {', '.join(PROGRAMS)} (lacking: {', '.join(lacking) or 'root'}): install "
-            "iproute2 iputils-ping wireguard-tools wireguard-go nftables, or deselect them on purpose with -m 'not real'",
+            "iproute2 iputils-ping wireguard-tools wireguard-go nftables, or deselect them with -m 'not real'",
             pytrace=False,
         )
     made = Lab(mark=str(random.randint(1000, 9999)), directory=directory)
