@@ -668,6 +668,8 @@ class _Search:
         states: dict[tuple[int, bool], list[_Label]] = {}
         for start in problem.starts:
             used = tuple(limit.start_use(start) for limit in self.limits)
+            if any(use > limit.size for use, limit in zip(used, self.limits)):
+                continue
             cost = start.load if self.worst else start.cost
             states.setdefault((start.units, start.units == units), []).append(_Label(cost, used, start, ()))
         self.made = 0
