@@ -368,6 +368,10 @@ class TestFleet:
         # A port that is closed: SYN, RST, each once.
         loud = json.loads(fleet("capture", "w2", "50052", "--", FLEET, "exec", "p1", "python3", "-c", knock))
         assert loud["ports"]["50052"]["frames"] == 2
+        started = time.monotonic()
+        assert json.loads(fleet("capture", "w2", "22,50052", "--seconds", "0.5"))["ports"]["50052"]["frames"] == 0
+        assert time.monotonic() - started > 0.5
+        assert "cannot run no-such" in fleet("capture", "w2", "22", "--", "no-such", ok=False)
 
     def test_capture_misses_nothing_of_a_fast_stream(self) -> None:
         stream = (FLEET, "in", "ssh", "-F", common.SSH_CONFIG, "w2", "head -c 50M /dev/zero")

@@ -151,7 +151,10 @@ def _capture(arguments: argparse.Namespace) -> int:
     status = 0
     if arguments.command:
         # The command's own output is not mixed with the result.
-        process = subprocess.Popen(arguments.command, stdout=sys.stderr)
+        try:
+            process = subprocess.Popen(arguments.command, stdout=sys.stderr)
+        except OSError as error:
+            raise FleetError(f"capture: cannot run {arguments.command[0]}: {error.strerror}") from error
         seen = packets.capture(device, arguments.port, lambda: process.poll() is not None)
         status = process.wait()
     else:
@@ -210,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     it.add_argument("host")
     it.add_argument("port", type=lambda text: [int(word) for word in text.split(",")], help="PORT[,PORT...]")
     it.add_argument("--seconds", type=float, default=5.0, help="how long, without a command (default: 5)")
-    it.add_argument("command", nargs=argparse.REMAINDER, help="count while this runs: -- COMMAND...")
+    it.epilog = "With `-- COMMAND...` at the end: count while this runs, and end with its status."
     it = verb("_wire", _wire, None)
     it.add_argument("end", nargs=2, type=int)
     for name in ("delay", "jitter", "loss"):
@@ -221,8 +224,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one verb; the exit status."""
-    arguments = _parser().parse_args(words)
-    if "command" in arguments and arguments.command[:1] == ["--"]:
+    words = sys.argv[1:] if words is None else words
+    # argparse takes options after a remainder for a part of it, so `capture` is split here.
+    own = words.index("--") if words[:1] == ["capture"] and "--" in words else len(words)
+    arguments = _parser().parse_args(words[:own])
+    if arguments.does is _capture:
+        arguments.command = words[own + 1 :]
+    elif "command" in arguments and arguments.command[:1] == ["--"]:
         arguments.command.pop(0)
     try:
         common.check_machine()
