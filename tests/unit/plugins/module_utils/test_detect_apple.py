@@ -80,6 +80,12 @@ def test_logs_of_two_ages_use_two_units_under_one_name(name: str, mib: int) -> N
     assert round((parse_working_set(text(f"macos/{name}.txt")) or 0) / MIB) == mib
 
 
+def test_the_mac_that_aborted_at_23985_of_21845_mib_gets_no_more_than_it_has() -> None:
+    """B3-26: M2 Max, 32 GiB; macOS fails the command buffer, not the allocation."""
+    device = metal_finding(metal("sysctl_m2_max_32g", macos=14), "arm64", "m1").devices[0]
+    assert ((device.total or 0) // MIB, (device.usable or 0) // MIB) == (21845, 21845)
+
+
 def test_memory_that_others_wired_bounds_the_gpu() -> None:
     """B1-14: the working set does not know what is wired."""
     device = metal_finding(metal("sysctl_m3_16g", "vm_stat_wired_16g"), "arm64", "m1").devices[0]

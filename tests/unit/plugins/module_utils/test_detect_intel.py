@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_cpu import detect_memory
 from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_intel import (
     detect_intel,
     parse_discovery,
@@ -60,6 +61,15 @@ def test_graphics_of_a_processor_borrow_ram_and_lend_little() -> None:
     verdict = reconcile(device, listed.total, listed.free)
     assert verdict.free is None
     assert 12000 * MIB < (verdict.usable or 0) <= 18000 * MIB
+
+
+def test_graphics_of_a_processor_from_the_meminfo_of_its_host() -> None:
+    """B3-22 again, from /proc/meminfo."""
+    runner = linux("sysfs/intel_meteor_lake_igpu")
+    runner.files["/proc/meminfo"] = text("proc/meminfo_arc_igpu_32g")
+    device = only(detect_intel(runner, "m1", detect_memory(runner)))
+    assert device.total == 31829 * MIB
+    assert (device.usable or 0) <= 18000 * MIB
 
 
 def test_a_card_whose_report_says_free_is_total_has_unknown_free_memory() -> None:

@@ -9,7 +9,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import NOT_FOUND, TIMED_OUT, SystemRunner
+from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import (
+    NOT_FOUND,
+    TIMED_OUT,
+    DeadlineRunner,
+    SystemRunner,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,3 +82,16 @@ def test_programs_are_found_outside_of_a_poor_path(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", "/nowhere")
     assert (RUNNER.which("env") or "").endswith("/bin/env")
     assert RUNNER.which("no-such-program-anywhere") is None
+
+
+def test_commands_that_follow_one_another_end_by_one_deadline(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    bounded = DeadlineRunner(RUNNER, 1.0)
+    start = time.monotonic()
+    results = [bounded.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=30.0) for _ in range(3)]
+    assert time.monotonic() - start < 3
+    assert [result.rc for result in results] == [TIMED_OUT] * 3
+    assert "not started, the time is used up" in results[2].stderr
+    assert (bounded.read(str(tmp_path / "file")), bounded.listdir(str(tmp_path))) == ("text", ["file"])
+    assert (bounded.exists(str(tmp_path)), bounded.readlink(str(tmp_path))) == (True, None)
+    assert bounded.which("no-such-program-anywhere") is None
