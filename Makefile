@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .SUFFIXES:
 .DEFAULT_GOAL := help
-.PHONY: help demo clean test lint docs-check package-check sanity units molecule build bench changelog venv
+.PHONY: fleet help demo clean test lint docs-check package-check sanity units molecule build bench changelog venv
 
 # Options for ansible-playbook, for example: make demo ARGS="-e llama_fleet_build=b11434"
 ARGS ?=
@@ -47,6 +47,9 @@ units: ## all unit tests, those against the real llama.cpp included (builds it o
 
 molecule: ## the loopback fleet for real: converge, second run, verify, teardown
 	@$(GATES) build molecule
+
+fleet: ## real systemd hosts on this machine: mesh, firewall, services, faults (needs root)
+	@$(GATES) build fleet
 
 build: ## llama.cpp and the demo model for the tests, in .cache/llama
 	@$(GATES) build

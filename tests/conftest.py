@@ -19,15 +19,20 @@ MODEL_VARIABLE = "LLAMAFLEET_TEST_MODEL"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "privileged: needs root, for it makes network namespaces")
     config.addinivalue_line("markers", "real: needs the llama.cpp binaries and the model that `make build` provides")
     config.addinivalue_line("markers", "pinned: compares with another package, in the release that the tests pin")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what cannot run under ansible-test; the gate ``pytest`` runs it.
+    """Deselect what cannot run here: without root, and under ansible-test; the gate ``pytest`` says so or runs it.
 
     ansible-test passes on neither options nor the environment, and installs for an old Python what still supports it.
     """
+    if os.geteuid() != 0:
+        privileged = [item for item in items if item.get_closest_marker("privileged")]
+        items[:] = [item for item in items if item not in privileged]
+        config.hook.pytest_deselected(items=privileged)
     if not config.pluginmanager.has_plugin("ansible_pytest_collections"):
         return
     left_out = [item for item in items if item.get_closest_marker("real") or item.get_closest_marker("pinned")]

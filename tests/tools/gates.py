@@ -246,6 +246,20 @@ def pytest() -> Outcome:
     report = LOGS / "pytest.xml"
     report.unlink(missing_ok=True)
     status, _output = run("pytest", ["pytest", "-q", f"--junit-xml={report}"], env=_with_llama())
+    outcome = junit(status, [report] if report.exists() else [])
+    if os.geteuid() != 0:
+        outcome.notes.append("skipped: tests marked privileged, which make network namespaces, need root")
+    return outcome
+
+
+def fleet() -> Outcome:
+    """Real systemd hosts in namespaces of this machine. Only root can make them."""
+    if os.geteuid() != 0:
+        return Outcome(notes=["skipped: the fleet of real hosts needs root (sudo make fleet)"])
+    report = LOGS / "fleet.xml"
+    report.unlink(missing_ok=True)
+    argv = ["pytest", "-q", "-m", "fleet", "tests/fleet", f"--junit-xml={report}"]
+    status, _output = run("fleet", argv, env=_with_llama())
     return junit(status, [report] if report.exists() else [])
 
 
@@ -270,6 +284,7 @@ GROUPS: Mapping[str, Sequence[Callable[[], Outcome]]] = {
     "build": (build,),
     "pytest": (pytest,),
     "molecule": (molecule,),
+    "fleet": (fleet,),
 }
 
 

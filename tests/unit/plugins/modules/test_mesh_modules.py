@@ -20,7 +20,7 @@ import pytest
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import plan_mesh
 from ansible_collections.llamafleet.rpc.tests.unit import netns
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.privileged]
 NETWORK = "10.99.0.0/20"
 PRESHARED = "cHJlc2hhcmVkLCBhbmQgbm8gcmVhbCBrZXkgZWl0aGU="
 

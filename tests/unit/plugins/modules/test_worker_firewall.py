@@ -14,7 +14,7 @@ import pytest
 from ansible_collections.llamafleet.rpc.tests.unit import netns
 from ansible_collections.llamafleet.rpc.tests.unit.plugins.modules.test_mesh_modules import Mesh
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.privileged]
 PORT = 50052
 
 
