@@ -243,13 +243,13 @@ class TestFleet:
 
     def test_a_power_cut_keeps_the_disk_and_nothing_else(self) -> None:
         identity = fleet("exec", "w2", "cat", "/etc/machine-id")
-        fleet("exec", "w2", "sh", "-c", "echo kept > /root/file; nft add table ip gone; systemd-run -q sleep 1000")
+        fleet("exec", "w2", "sh", "-c", "echo kept > /srv/file; nft add table ip gone; systemd-run -q sleep 1000")
         fleet("cut", "w2")
         assert [row["on"] for row in json.loads(fleet("status", "--json"))["hosts"] if row["name"] == "w2"] == [False]
         assert "is off" in fleet("exec", "w2", "true", ok=False)
         ssh("w2", "true", ok=False)
         fleet("start", "w2")
-        assert ssh("w2", "sudo cat /root/file") == "kept\n"
+        assert ssh("w2", "sudo cat /srv/file") == "kept\n"
         assert fleet("exec", "w2", "cat", "/etc/machine-id") == identity
         assert fleet("exec", "w2", "nft", "list", "tables") == ""
         assert fleet("exec", "w2", "sh", "-c", "pgrep -x sleep || echo none") == "none\n"
@@ -344,12 +344,12 @@ class TestFleet:
         assert 500 << 20 < size <= 600 << 20
         fleet("limit", "w1", "free=4M")
         try:
-            complaint = fleet("exec", "w1", "dd", "if=/dev/zero", "of=/root/big", "bs=1M", "count=8", ok=False)
+            complaint = fleet("exec", "w1", "dd", "if=/dev/zero", "of=/srv/big", "bs=1M", "count=8", ok=False)
             assert "No space left on device" in complaint
             assert fleet("exec", "w1", "systemctl", "is-system-running") == "running\n"
         finally:
             fleet("limit", "w1", "free=all")
-        fleet("exec", "w1", "dd", "if=/dev/zero", "of=/root/big", "bs=1M", "count=8")
+        fleet("exec", "w1", "dd", "if=/dev/zero", "of=/srv/big", "bs=1M", "count=8")
 
     def test_no_host_sets_the_clock(self) -> None:
         attempts = [
