@@ -101,7 +101,8 @@ EXAMPLES = r"""
 - name: Plan for even headroom, with a cache of half the size
   ansible.builtin.debug:
     msg: >-
-      {{ gguf.model | llamafleet.rpc.plan_split(devices, n_ctx=8192, type_k='q8_0', type_v='q8_0', objective='memory') }}
+      {{ gguf.model
+         | llamafleet.rpc.plan_split(devices, n_ctx=8192, type_k='q8_0', type_v='q8_0', objective='memory') }}
 """
 
 RETURN = r"""

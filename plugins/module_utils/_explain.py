@@ -16,6 +16,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._plan_input import 
 _MIB = 1 << 20
 _CTX_STEP = 256  # llama.cpp pads the context to this many cells
 _SLOW_LOAD_S = 300  # a load longer than this deserves a word; every start sends the weights again
+_HINT_EFFORT = 10_000  # a hint need not be the last word
 _VISION = ("vl", "vision", "llava", "mllama", "omni", "pixtral")
 
 
@@ -147,7 +148,8 @@ def _what_fits(request: Request) -> str:
     """The largest context that fits, or a smaller cache type; found by planning again."""
 
     def fits(**changed: Any) -> bool:
-        return solve(replace(request.with_params(replace(request.params, **changed)), objective="latency")) is not None
+        other = request.with_params(replace(request.params, **changed))
+        return solve(replace(other, objective="latency", effort=_HINT_EFFORT)) is not None
 
     hints = []
     low, high = 0, (request.params.n_ctx - 1) // _CTX_STEP  # in steps; low fits (or is 0), high + 1 does not
@@ -229,6 +231,11 @@ def warnings(request: Request, solved: Solved, plan: Mapping[str, Any]) -> list[
     if params.type_k != params.type_v:
         text = f"K cache {params.type_k} and V cache {params.type_v} differ: GPU workers may have no kernel for that"
         found.append(("mixed_cache_types", text))
+    if not solved.placement.proved:
+        text = (
+            "the pools of memory are so tangled that the search was cut short: this plan fits, a better one may exist"
+        )
+        found.append(("not_proved", text))
     if request.cpu is None:
         text = "the list has no CPU of the primary: its own buffers are not checked against its memory"
         found.append(("primary_memory_unknown", text))

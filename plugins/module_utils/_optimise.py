@@ -178,18 +178,21 @@ class _Limit(NamedTuple):
 # --- The three questions ---------------------------------------------------------------------------------------------
 
 
-def cheapest(problem: Problem, time_limit: int | None = None) -> Placement | None:
-    """The placement of least total cost, or None. ``time_limit``: the most that a single stage may cost."""
+def cheapest(problem: Problem, time_limit: int | None = None, below: float = INF) -> Placement | None:
+    """The placement of least total cost, or None.
+
+    ``time_limit``: the most that a single stage may cost. ``below``: a placement that costs as much is not wanted.
+    """
     fits = _fits(problem, time_limit)
     costs = [_plain_cost(stage) for stage in problem.stages]
     tables = _tables(problem, fits, costs)
     found = _best(problem, fits, costs, tables)
-    if found is None:
+    if found is None or found.cost >= below:
         return None
     limits = _limits(problem)
     if all(limit.use(problem, found) <= limit.size for limit in limits):
         return found
-    return _Search(problem, fits, costs, tables, limits).run()
+    return _Search(problem, fits, costs, tables, limits, below=below).run()
 
 
 def alone(problem: Problem) -> list[Placement]:
@@ -567,12 +570,14 @@ class _Search:
         tables: _Tables,
         limits: Sequence[_Limit],
         worst: bool = False,
+        below: float = INF,
     ) -> None:
         self.problem = problem
         self.fits = fits
         self.plain = costs
         self.limits = limits
         self.worst = worst
+        self.below = below
         self.bounds = [_Bound((0,) * len(limits), costs, tables)]
         self.best: tuple[float, Placement] | None = None
         self.floors: list[_Floor] = []
@@ -613,10 +618,14 @@ class _Search:
 
     def _keep(self, value: float, found: Placement) -> None:
         """Remember ``found`` if it is within all limits and better than what is known."""
-        if self.best is not None and value >= self.best[0]:
+        if value >= self._top():
             return
         if all(limit.use(self.problem, found) <= limit.size for limit in self.limits):
             self.best = (value, found)
+
+    def _top(self) -> float:
+        """What a placement must stay below to be of interest."""
+        return self.below if self.best is None else self.best[0]
 
     def _find_prices(self, free: bool = False) -> tuple[int, ...]:
         """Prices whose tables bound well: steps towards the larger dual value, round by round.
@@ -651,7 +660,9 @@ class _Search:
             if free:
                 step = (1 << 20) * max(abs(excess) for excess in over) / norm / (1 + turn) ** 0.5
             else:
-                target = self.best[0] if self.best else dual + abs(dual) / (4 + turn) + 1
+                target = self._top()
+                if target >= INF:
+                    target = dual + abs(dual) / (4 + turn) + 1
                 step = (target - dual) / norm
             moved = [max(0, p + int(step * excess)) for p, excess in zip(prices, over)]
             if moved == prices or not any(moved):
@@ -699,7 +710,7 @@ class _Search:
     ) -> Iterable[_Label]:
         """The labels of ``label`` with a run on this stage, where they may still beat the best placement known."""
         problem, kind, least = self.problem, 1 if label.runs else 0, max(1, stage.least)
-        fit, top = self.fits[kind][number], self.best[0] if self.best else INF
+        fit, top = self.fits[kind][number], self._top()
         ends: Iterable[int] = range(at + least, fit.ends[at] + 1)
         if self.worst:
             beyond = self.bounds[0].tables.later[number + 1]
@@ -711,7 +722,7 @@ class _Search:
                 cost = bound.costs[number]
                 base = cost.prefix[at] - (cost.shared if at < problem.trunk_end else 0) - cost.fixed[kind]
                 paid = label.cost + sum(p * (u - m.size) for p, u, m in zip(bound.prices, label.used, self.limits))
-                slack = min(top, INF) - paid + base
+                slack = top - paid + base
                 ends = [end for end in ends if reach[end] < slack]
         if fit.closes[at] and at + least <= problem.units:
             ends = [*ends, problem.units]

@@ -8,7 +8,7 @@ The cost model is stated in _plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -59,22 +59,25 @@ def _solve_with(request: Request, allowed: Sequence[Device], level: int, lend: b
     stages = tuple(device for device in allowed if not device.is_cpu)
     best: tuple[Any, Solved] | None = None
     for problem, pipelining in problems(request, allowed, lend):
-        for placement in _optima(request.objective, problem, pipelining):
+        for placement in _optima(request.objective, problem, pipelining, best[0][0] if best else _optimise.INF):
             key = _key(request.objective, problem, placement, pipelining)
             if best is None or key < best[0]:
                 best = (key, Solved(problem, stages, placement, pipelining, level))
     return best[1] if best else None
 
 
-def _optima(objective: str, problem: _optimise.Problem, pipelining: bool) -> Iterable[_optimise.Placement]:
+def _optima(
+    objective: str, problem: _optimise.Problem, pipelining: bool, known: float
+) -> Iterable[_optimise.Placement]:
+    """The best placements of one way of running. ``known``: the value of the best one so far."""
     if problem.places == 1:
         return _optimise.alone(problem)
-    ask: Callable[[_optimise.Problem], _optimise.Placement | None] = _optimise.cheapest
     if objective == "memory":
-        ask = _optimise.most_even
+        found = _optimise.most_even(problem)
     elif objective == "prefill" and pipelining:
-        ask = _optimise.shortest_stage
-    found = ask(problem)
+        found = _optimise.shortest_stage(problem)
+    else:
+        found = _optimise.cheapest(problem, below=known)
     return [] if found is None else [found]
 
 
@@ -173,6 +176,7 @@ def _problem(
         starts=[_optimise.Start(0, 0, 0.0, (0,) * len(names))],
         pools=pools,
         places=places,
+        effort=request.effort,
     )
     if cpu is not None:
         problem = replace(problem, starts=_cpu_starts(request, problem, cpu, own, names, _times(read, cpu.bandwidth)))

@@ -27,6 +27,7 @@ CACHE_RAM_STEPS = (8192, 4096, 2048, 1024, 512, 256, 0)  # MiB; the first is lla
 DEFAULT_PRIORITY = 50
 MARGIN_BYTES = 64 * MIB
 MARGIN_DIVISOR = 50  # 2 %
+EFFORT = 300_000  # partial placements to try where memory pools are tangled: some seconds
 
 # Used where a device has no measured value. Guesses of the right order for common hardware, in bytes/s and ms.
 DEFAULT_BANDWIDTH = {
@@ -108,7 +109,10 @@ class Buffers(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What to plan. ``margin``: bytes to leave free on every device and pool, None for max(64 MiB, 2 %)."""
+    """What to plan. ``margin``: bytes to leave free on every device and pool, None for max(64 MiB, 2 %).
+
+    ``effort``: see _optimise.Problem.
+    """
 
     model: Model
     devices: tuple[Device, ...]
@@ -118,6 +122,7 @@ class Request:
     cache_ram: int | None
     sizes: Sizes
     buffers: Buffers
+    effort: int
 
     def budget(self, usable: int) -> int:
         """What may be planned of ``usable`` bytes."""
@@ -165,6 +170,7 @@ def make_request(
         cache_ram=cache,
         sizes=_sizes(known, checked),
         buffers=_buffers(known, checked),
+        effort=EFFORT,
     )
 
 

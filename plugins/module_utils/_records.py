@@ -109,7 +109,8 @@ def fleet_devices(records: object, cluster: str = DEFAULT_CLUSTER) -> list[dict[
     Each: ``{host, endpoint, index, n_endpoint_devices, device, pool, usable, pool_usable, bandwidth, rtt_ms,
     overhead_ms, priority, min_units, max_units}``, sizes in bytes; ``usable`` is the record's budget (its usable
     where there is none, and never more than that), ``pool_usable`` the largest ``usable`` within the pool.
-    ``link_mbps`` is handed on where a record has it. Order: primary's CPU, RPC devices (as listed, then instance, then index), primary's GPUs.
+    ``link_mbps`` is handed on where a record has it. Order: primary's CPU, RPC devices (as listed, then instance, then
+    index), primary's GPUs.
     """
     if not isinstance(cluster, str) or not cluster:
         raise RecordError(f"cluster is {cluster!r}; it must be the name of a cluster, for example {DEFAULT_CLUSTER}")

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory, _plan_input
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory, _optimise, _plan_input
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Model
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan import plan_split
@@ -560,6 +560,22 @@ def test_cache_sharing_layers_stay_together_unless_nothing_else_fits() -> None:
     tight = plan(model(layers), [{**first, "min_units": 7}, second])
     assert "shared_cache_split" in codes(tight)
     assert tight["devices"][1]["compute"] > made["devices"][1]["compute"]
+
+
+def test_a_search_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tangled pools do not hang a playbook; the plan keeps every limit and says that it may not be the best."""
+    monkeypatch.setattr(_plan_input, "EFFORT", -1)  # below what any search takes
+    monkeypatch.setattr(_optimise, "_PATIENCE", -2)
+    devices = workers(6, 500 * MIB)
+    for number, item in enumerate(devices):
+        item.update(pool=f"p{number % 2}", pool_usable=650 * MIB, bandwidth=1e9 * (number + 1))
+    made = plan(model(), devices)
+    assert "not_proved" in codes(made)
+    for pool in (0, 1):
+        held = [entry["total"] for entry in made["devices"] if int(entry["host"][1:]) % 2 == pool]
+        assert sum(held) + 64 * MIB <= 650 * MIB
+    monkeypatch.undo()
+    assert "not_proved" not in codes(plan(model(), devices))
 
 
 def test_context_beyond_training_is_warned_of() -> None:
