@@ -154,6 +154,14 @@ def test_names_count_all_devices_of_the_listed_endpoints() -> None:
     assert "too small" in made["dropped"][0]["why"]
 
 
+def test_the_second_device_of_an_endpoint_keeps_its_number() -> None:
+    devices = [
+        device("a", 700 * MIB, "10.0.0.1:18711", "CUDA0", n_endpoint_devices=2, max_units=0),
+        device("a", 4 * GIB, "10.0.0.1:18711", "CUDA1", index=1, n_endpoint_devices=2),
+    ]
+    assert plan(model(), devices)["device_order"] == ["RPC1"]
+
+
 def test_endpoints_without_a_used_device_are_not_listed_and_not_counted() -> None:
     devices = [device("a", 20 * MIB, "10.0.0.1:18711"), *workers(3, 2 * GIB)[1:]]
     made = plan(model(), devices)
@@ -511,6 +519,15 @@ def test_the_prompt_cache_takes_the_largest_step_that_fits(usable: int, step: in
     made = plan(model(), [device("head", usable, None, "CPU", max_units=0), *workers(1, 4 * GIB)])
     assert made["primary_host"]["cache_ram"] == step * MIB
     assert made["primary_host"]["total"] <= usable
+
+
+def test_the_prompt_cache_leaves_the_pool_to_the_layers() -> None:
+    """A GPU that shares the primary's RAM has its layers there."""
+    ram = {"pool": "mac/ram", "pool_usable": 6 * GIB}
+    devices = [device("mac", 6 * GIB, None, "CPU", max_units=0, **ram), device("mac", 6 * GIB, None, "MTL0", **ram)]
+    made = plan(model([layer(300 * MIB)] * 10), devices)
+    assert made["primary_host"]["cache_ram"] == 2048 * MIB
+    assert made["primary_host"]["total"] + made["devices"][0]["total"] <= 6 * GIB
 
 
 def test_a_jitter_of_memory_does_not_move_the_prompt_cache() -> None:
