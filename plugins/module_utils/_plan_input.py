@@ -291,7 +291,7 @@ def _parse_device(item: object, where: str) -> Device:
     count = _whole(item, "n_endpoint_devices", where, index + 1)
     if index >= count:
         raise PlanError(f"{where}: index is {index}, but the endpoint has {count} devices, numbered from 0")
-    usable = check_whole(item.get("usable"), f"{where}: usable")
+    usable = check_whole(item.get("usable"), f"{where}: usable") or 0  # only optional numbers are None
     pool = item.get("pool")
     if pool is not None and not isinstance(pool, str):
         raise PlanError(f"{where}: pool is {pool!r}; it must be a name or null")
@@ -302,7 +302,6 @@ def _parse_device(item: object, where: str) -> Device:
     most = check_whole(item.get("max_units"), f"{where}: max_units", optional=True)
     if most is not None and least > most:
         raise PlanError(f"{where}: min_units is {least}, above max_units {most}; lower one or raise the other")
-    assert usable is not None  # only optional numbers are None
     return Device(
         host=str(host),
         endpoint=endpoint,

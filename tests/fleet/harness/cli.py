@@ -96,7 +96,7 @@ def _limit(arguments: argparse.Namespace) -> None:
         host = fleet.host(arguments.host)
         on = bool(cgroups.members(host.name))
         for word in arguments.limit:
-            key, _, value = word.partition("=")
+            key, _equals, value = word.partition("=")
             if key == "mem":
                 host = dataclasses.replace(host, mem=parse_size(value))
                 if on:

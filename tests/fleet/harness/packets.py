@@ -51,7 +51,7 @@ def forward(ends: Sequence[socket.socket], delay: float, jitter: float, loss: fl
         select.select(ends, [], [], None if due is None else max(0.0, due - time.monotonic()))
         for number, end in enumerate(ends):
             queue = queues[1 - number]
-            for _ in range(256):  # then the other direction
+            for _number in range(256):  # then the other direction
                 try:
                     frame, address = end.recvfrom(1 << 17)
                 except OSError:  # nothing left, or the device is down
@@ -127,7 +127,7 @@ def capture(device: socket.socket, ports: Sequence[int], finished: Callable[[], 
         if over := finished():
             device.bind((device.getsockname()[0], _NOTHING))
         select.select([device], [], [], 0 if over else 0.1)
-        for _ in range(10_000):  # then look whether it is over
+        for _number in range(10_000):  # then look whether it is over
             try:
                 # With MSG_TRUNC the length is that of the whole frame.
                 length, _address = device.recvfrom_into(buffer, 128, socket.MSG_TRUNC)

@@ -44,7 +44,7 @@ class Link:
         """This link after ``down``, ``up``, ``clear``, ``20mbit`` or ``delay=10,jitter=1,loss=5``."""
         link = self
         for word in ",".join(words).split(","):
-            key, _, value = word.partition("=")
+            key, _equals, value = word.partition("=")
             if word == "clear":
                 link = Link()
             elif word in ("down", "up"):
@@ -101,13 +101,13 @@ def parse_hosts(words: Sequence[str]) -> dict[str, Host]:
     """Hosts of ``NAME[:key=value,...]``, keys role, image, mem, disk, cpu; the first is the primary by default."""
     hosts: dict[str, Host] = {}
     for number, word in enumerate(words):
-        name, _, options = word.partition(":")
+        name, _colon, options = word.partition(":")
         # 12 bytes and a prefix of two make a link name.
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,11}", name) or name == "core" or name in hosts:
             raise FleetError(f"host {name!r}: 1 to 12 of a-z, 0-9 and -, a letter first, not 'core', each name once")
         host = Host(name, str(common.NETWORK[11 + number]), "worker" if number else "primary")
         for option in options.split(",") if options else ():
-            key, _, value = option.partition("=")
+            key, _equals, value = option.partition("=")
             if key == "role" and value in ROLES:
                 host = replace(host, role=value)
             elif key == "image" and value in IMAGES:

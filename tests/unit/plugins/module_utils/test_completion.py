@@ -122,7 +122,7 @@ def test_what_is_an_answer(given: Answer) -> None:
     _completion.judge(given)
 
 
-def key(plan: dict[str, Any] | None = PLAN, model: str = "m", build: str = "b", arguments: tuple[str, ...] = ()) -> str:
+def key(plan: dict[str, Any] | None, model: str = "m", build: str = "b", arguments: tuple[str, ...] = ()) -> str:
     return _completion.proof_key(model, build, plan, arguments, "p", 24)
 
 
@@ -131,10 +131,17 @@ def test_the_key_follows_decisions_and_not_readings() -> None:
     again = json.loads(json.dumps(PLAN))
     again["devices"][0].update(usable=7, headroom=1)
     again["warnings"] = [{"code": "x", "text": "y"}]
-    assert key(again) == key()
+    assert key(again) == key(PLAN)
     other = json.loads(json.dumps(PLAN))
     other["devices"][0]["units"] = 30
-    different = [key(other), key(None), key(model="n"), key(build="c"), key(arguments=("-fa", "off")), key()]
+    different = [
+        key(other),
+        key(None),
+        key(PLAN, model="n"),
+        key(PLAN, build="c"),
+        key(PLAN, arguments=("-fa", "off")),
+        key(PLAN),
+    ]
     assert len(set(different)) == len(different)
 
 

@@ -37,19 +37,19 @@ ufw allow from 10.0.0.0/8 to any port 50052 proto tcp comment 'my own'
 """
 # Printed by nft 1.0.6 for ufw's chains and a table of the operator's.
 CHAINS = """table ip filter {
-	chain INPUT {
-		type filter hook input priority filter; policy drop;
-	}
-	chain FORWARD {
-		type filter hook forward priority filter; policy drop;
-	}
+    chain INPUT {
+        type filter hook input priority filter; policy drop;
+    }
+    chain FORWARD {
+        type filter hook forward priority filter; policy drop;
+    }
 }
 table inet llamafleet {
-	chain input {
-		type filter hook input priority filter - 10; policy accept;
-	}
+    chain input {
+        type filter hook input priority filter - 10; policy accept;
+    }
 }
-"""
+""".replace("    ", "\t")
 
 
 def test_a_port_is_open_to_the_primary_on_the_mesh_and_then_dropped() -> None:

@@ -42,7 +42,7 @@ NUMBERS = ("0", "-1", "1", "9" * 30, "18446744073709551615", "1e309", "٣", "0x"
 
 def mutated(said: str, chance: random.Random) -> str:
     """A text with one to four pieces changed, as broken tools and other releases change them."""
-    for _ in range(chance.randint(1, 4)):
+    for _number in range(chance.randint(1, 4)):
         numbers = list(re.finditer(r"\d+", said))
         lines = said.splitlines(keepends=True)
         way = chance.randrange(7)

@@ -100,7 +100,7 @@ def test_callers_at_the_same_time_join_one_job(tmp_path: Path, work: str) -> Non
     results: list[dict[str, Any]] = []
     callers = [
         threading.Thread(target=lambda: results.append(advance(str(tmp_path / "job"), f"{work}:count", args)))
-        for _ in range(4)
+        for _number in range(4)
     ]
     for caller in callers:
         caller.start()
@@ -126,7 +126,7 @@ def test_a_job_that_is_killed_again_and_again_is_reported(tmp_path: Path, work: 
     args = {"trace": str(tmp_path / "trace"), "seconds": 30}
     directory = str(tmp_path / "job")
     run = None
-    for _ in range(3):
+    for _number in range(3):
         run = advance(directory, f"{work}:count", args, follow=run, poll=0)["run"]
         os.kill(pid_of(tmp_path / "job"), signal.SIGKILL)
         while is_running(directory):

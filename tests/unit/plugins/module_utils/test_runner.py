@@ -88,7 +88,7 @@ def test_commands_that_follow_one_another_end_by_one_deadline(tmp_path: Path) ->
     (tmp_path / "file").write_text("text")
     bounded = DeadlineRunner(RUNNER, 1.0)
     start = time.monotonic()
-    results = [bounded.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=30.0) for _ in range(3)]
+    results = [bounded.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=30.0) for _number in range(3)]
     assert time.monotonic() - start < 3
     assert [result.rc for result in results] == [TIMED_OUT] * 3
     assert "not started, the time is used up" in results[2].stderr

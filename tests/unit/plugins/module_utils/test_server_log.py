@@ -235,7 +235,7 @@ def test_texts_of_crashes_of_other_backends_are_explained(line: str, code: str |
 
 @pytest.mark.real
 def test_a_live_server_is_measured_as_promised(llama_bin: Path, demo_model: Path, tmp_path: Path) -> None:
-    ports = [servers.free_port() for _ in range(3)]
+    ports = [servers.free_port() for _number in range(3)]
     first, second, api = ports
     log = tmp_path / "server.log"
     worker = [llama_bin / "ggml-rpc-server", "-t", 1, "-d"]

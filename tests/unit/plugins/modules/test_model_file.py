@@ -404,7 +404,7 @@ def test_callers_at_the_same_time_fetch_once(server: Server, tmp_path: Path) -> 
     options.update(prefix=str(tmp_path / "p"), kind="url", url=server.url + "/m.gguf", sha256=[HASH], user="", token="")
     options.update(unverified=False, poll=0, revision="main", endpoint="")
     results: list[dict[str, Any]] = []
-    threads = [threading.Thread(target=lambda: results.append(call(dict(options), False))) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: results.append(call(dict(options), False))) for _number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

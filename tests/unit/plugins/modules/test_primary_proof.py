@@ -135,7 +135,7 @@ class Fleet:
     """Two real workers, the second with two devices, and a real primary."""
 
     def __init__(self, directory: Path, binaries: Path, model: Path, stack: contextlib.ExitStack) -> None:
-        self.port, *workers = (servers.free_port() for _ in range(3))
+        self.port, *workers = (servers.free_port() for _number in range(3))
         self.endpoints = [f"127.0.0.1:{port}" for port in workers]
         self.log = directory / "server.log"
         self.workers: list[subprocess.Popen[bytes]] = []
