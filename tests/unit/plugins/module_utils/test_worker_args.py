@@ -48,10 +48,17 @@ def test_numbering_of_cards_and_the_tunnel_are_fixed_in_the_environment() -> Non
     assert environment["X"] == "1"
 
 
+def test_the_tensor_cache_is_off() -> None:
+    """Case B8-02: it never evicts, is not checked when read, and grew to 2 TB; so -c is never passed."""
+    for entry in ({"name": "g", "port": 5}, {"name": "c", "port": 6, "devices": ["CPU"]}):
+        (one,) = instances([entry])
+        assert not {"-c", "--cache"} & set(one["service"]["argv"])
+
+
 def test_a_cpu_worker_uses_the_physical_cores_and_sees_no_device_nodes() -> None:
     (one,) = instances([{"name": "c", "port": 5, "devices": ["CPU"]}])
     assert one["service"]["argv"][-4:] == ["-d", "CPU", "-t", "6"]
-    assert one["service"]["profile"] == "cpu"
+    assert one["service"]["profile"] == "cpu"  # case B4-06
 
 
 def test_two_backends_in_one_instance_are_refused() -> None:
