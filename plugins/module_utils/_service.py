@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +47,8 @@ class Manager(Protocol):
 
     def text(self, service: Service) -> str: ...
 
+    def check(self, name: str, text: str) -> None: ...
+
     def pid(self, name: str) -> int | None: ...
 
     def load(self, name: str) -> None: ...
@@ -52,6 +56,10 @@ class Manager(Protocol):
     def start(self, name: str) -> None: ...
 
     def stop(self, name: str) -> None: ...
+
+    def restart(self, name: str) -> None: ...
+
+    def waiting(self, name: str) -> bool: ...
 
     def forget(self, name: str) -> None: ...
 
@@ -81,6 +89,22 @@ class Systemd:
     def text(self, service: Service) -> str:
         return systemd_unit(service, self._scope)
 
+    def check(self, name: str, text: str) -> None:
+        """Refuse a unit that this host's systemd would, before it is put in place. What it loads beside it is not ours."""
+        with tempfile.TemporaryDirectory(prefix="llamafleet-") as directory:
+            path = os.path.join(directory, name + ".service")
+            write_atomic(path, text)
+            scope = ["--user"] if self._scope == "user" else []
+            result = self._runner.run(["systemd-analyze", *scope, "--man=no", "verify", path], timeout=60.0)
+        said = [line for line in (result.stdout + result.stderr).splitlines() if name in line]
+        if result.rc not in (0, 127) and said:
+            raise ServiceError(f"systemd would not load the unit {name}: {' '.join(said)[-600:]}")
+
+    def foreign(self, name: str) -> list[str]:
+        """Drop-ins that somebody added to the unit, which may change all that it says."""
+        result = self._call("show", "--property=DropInPaths", "--value", name + ".service")
+        return [path for path in result.stdout.split() if re.search(rf"/{re.escape(name)}\.service\.d/", path)]
+
     def pid(self, name: str) -> int | None:
         result = self._call("show", "--property=MainPID", "--value", name + ".service")
         value = result.stdout.strip()
@@ -97,6 +121,14 @@ class Systemd:
 
     def stop(self, name: str) -> None:
         _must(self._call("stop", name + ".service"), f"systemctl stop {name}")
+
+    def restart(self, name: str) -> None:
+        self.stop(name)
+        self.start(name)
+
+    def waiting(self, name: str) -> bool:
+        # Between two runs of a program that ends by itself a unit has no process, and is not stopped either.
+        return self._call("show", "--property=ActiveState", "--value", name + ".service").stdout.strip() == "activating"
 
     def forget(self, name: str) -> None:
         self._call("disable", name + ".service")
@@ -117,6 +149,9 @@ class Supervisor:
         self._directory = directory
         self._configuration = os.path.join(directory, "supervisord.conf")
         self._bin = os.path.join(directory, "venv", "bin")
+
+    def check(self, name: str, text: str) -> None:
+        """Supervisor has nothing to check a program with before it is loaded."""
 
     def _call(self, *words: str) -> Result:
         return self._runner.run(
@@ -202,6 +237,13 @@ class Supervisor:
             if self._running() and self.pid(name) is not None:
                 _must(self._call("stop", name), f"supervisorctl stop {name}")
 
+    def restart(self, name: str) -> None:
+        self.stop(name)
+        self.start(name)
+
+    def waiting(self, name: str) -> bool:  # noqa: ARG002  startsecs=0: what ends is started again at once
+        return False
+
     def forget(self, name: str) -> None:
         with self._locked():
             if os.path.exists(self.path(name)):
@@ -250,15 +292,17 @@ def converge(manager: Manager, service: Service, state: str, check: bool) -> Out
     if state == "absent":
         if before is None:
             return Outcome(False, False, "", "", None, actions)
-        actions = (["stop"] if pid else []) + ["remove"]
+        alive = pid is not None or manager.waiting(service.name)
+        actions = (["stop"] if alive else []) + ["remove"]
         if not check:
-            if pid:
+            if alive:
                 manager.stop(service.name)
             manager.forget(service.name)
         return Outcome(True, False, before, "", None, actions)
     if state == "stopped":
-        actions = ["stop"] if pid else []
-        if pid and not check:
+        alive = pid is not None or (before is not None and manager.waiting(service.name))
+        actions = ["stop"] if alive else []
+        if alive and not check:
             manager.stop(service.name)
         return Outcome(bool(actions), False, before or "", before or "", None, actions)
 
@@ -273,13 +317,18 @@ def converge(manager: Manager, service: Service, state: str, check: bool) -> Out
     elif pid is None:
         actions.append("start")
     if not check and actions:
-        if replaced:
+        if rewritten:
+            manager.check(service.name, after)
+        if replaced and rewritten:
             manager.stop(service.name)
         if rewritten:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             write_atomic(path, after)
             manager.load(service.name)
-        manager.start(service.name)
+        if replaced and not rewritten:
+            manager.restart(service.name)
+        else:
+            manager.start(service.name)
         pid = _wait_for_pid(manager, service.name)
     return Outcome(bool(actions), replaced or "start" in actions, before or "", after, pid, actions)
 

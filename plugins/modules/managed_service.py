@@ -7,14 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: managed_service
-short_description: Bring one long-running service to a wanted state under systemd or supervisor
+short_description: Bring one long-running service to a wanted state under systemd, launchd or supervisor
 version_added: 0.1.0
 description:
   - Writes the definition of a service, loads it, and starts, restarts, stops or removes the service.
     Worker and primary use it alike; one call is one SSH round trip.
   - A running service is replaced only if its definition changed, if its program was deleted under it, or if
     O(state=restarted).
-  - Both managers bring the service back whenever it ends, also with status 0, and never park it.
+  - A unit of systemd is checked with C(systemd-analyze verify) before it is put in place.
+  - All managers bring the service back whenever it ends, also with status 0, and never park it.
 author:
   - llamafleet contributors (@llamafleet)
 extends_documentation_fragment:
@@ -41,9 +42,11 @@ options:
     choices: [started, restarted, stopped, absent]
     default: started
   manager:
-    description: The service manager. V(supervisor) is one of our own below O(directory), for hosts without an init.
+    description:
+      - The service manager. V(supervisor) is one of our own below O(directory), for hosts without an init.
+        V(launchd) makes a daemon of the system, for macOS.
     type: str
-    choices: [systemd, supervisor]
+    choices: [systemd, launchd, supervisor]
     required: true
   scope:
     description: Whether units belong to the system or to the connecting account. Only for O(manager=systemd).
@@ -72,7 +75,7 @@ options:
     type: str
     default: ''
   groups:
-    description: Supplementary groups, in system scope of systemd.
+    description: Supplementary groups, in system scope of systemd. launchd takes the first as the group of the process.
     type: list
     elements: str
     default: []
@@ -86,7 +89,7 @@ options:
     elements: path
     default: []
   log_path:
-    description: File that supervisor writes the output to. systemd keeps it in the journal.
+    description: File that supervisor or launchd writes the output to. systemd keeps it in the journal.
     type: path
     default: ''
   memory_max:
@@ -152,6 +155,7 @@ started_at:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._launchd import Launchd
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
 from ansible_collections.llamafleet.rpc.plugins.module_utils._service import (
     Manager,
@@ -168,7 +172,7 @@ def main() -> None:
         argument_spec={
             "name": {"type": "str", "required": True},
             "state": {"type": "str", "choices": ["started", "restarted", "stopped", "absent"], "default": "started"},
-            "manager": {"type": "str", "choices": ["systemd", "supervisor"], "required": True},
+            "manager": {"type": "str", "choices": ["systemd", "launchd", "supervisor"], "required": True},
             "scope": {"type": "str", "choices": ["system", "user"], "default": "system"},
             "directory": {"type": "path"},
             "description": {"type": "str", "default": ""},
@@ -196,6 +200,8 @@ def main() -> None:
     manager: Manager
     if options["manager"] == "systemd":
         manager = Systemd(runner, options["scope"])
+    elif options["manager"] == "launchd":
+        manager = Launchd(runner)
     else:
         manager = Supervisor(runner, options["directory"])
     try:
@@ -218,6 +224,9 @@ def main() -> None:
     except FleetError as error:
         module.fail_json(msg=str(error))
     path = manager.path(options["name"])
+    if isinstance(manager, Systemd) and options["state"] in ("started", "restarted"):
+        for drop_in in manager.foreign(options["name"]):
+            module.warn(f"{drop_in} changes what the unit {options['name']} says; remove it unless it is meant")
     process = describe_process(runner, outcome.pid) if outcome.pid else None
     module.exit_json(
         changed=outcome.changed,
