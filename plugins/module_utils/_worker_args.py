@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import parse_size, reserve_bytes
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 
 _INSTANCE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
@@ -111,6 +112,29 @@ def service_name(kind: str, cluster: str, name: str = "") -> str:
     return "-".join(part for part in (kind, cluster, name) if part)
 
 
+def memory_max(instance: Mapping[str, Any], devices: Sequence[str], facts: Mapping[str, Any]) -> int | None:
+    """Bytes after which the kernel ends this worker rather than something else of its host; None with a GPU.
+
+    What may be lent (the capacity less its reserve, or memory_limit) and an eighth of it, 64 MiB at least, for the
+    program and the largest tensor in transit, which it holds twice (b11434: set_tensor receives it whole). Half of the
+    reserve is never given. Capacities only and no readings, in steps of 16 MiB: a unit is not rewritten, and its worker
+    not restarted, because something else took memory or a new kernel counts a little differently. The memory of a
+    driver is not counted by the kernel's limit, so that a GPU's worker has none.
+    """
+    memory = facts.get("memory") or {}
+    sizes = [int(memory[key]) for key in ("total", "limit") if memory.get(key)]
+    if set(devices) != {"CPU"} or not sizes:
+        return None
+    capacity = min(sizes)
+    reserve = reserve_bytes("system_ram", capacity)
+    lent = capacity - reserve
+    limit = instance.get("memory_limit")
+    if limit is not None:
+        lent = min(lent, parse_size(limit, lent, f"instance {instance.get('name')}: memory_limit"))
+    most = min(lent + max(64 << 20, lent // 8), capacity - reserve // 2)
+    return most - most % (16 << 20)
+
+
 def worker_service(
     instance: Mapping[str, Any],
     facts: Mapping[str, Any],
@@ -152,6 +176,7 @@ def worker_service(
         "working_directory": run,
         "writable_paths": [run],
         "log_path": f"{directory}/{name}.log",
+        "memory_max": memory_max(instance, devices, facts),
         "profile": "cpu" if backend == "cpu" else "gpu",
         "device_allow": list(_DEVICE_ALLOW.get(backend, ())),
     }

@@ -114,6 +114,10 @@ protected:
   description: Whether a packet filter stands before the ports.
   returned: always
   type: bool
+unit:
+  description: The unit that loads it at boot; empty without one.
+  returned: always
+  type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -179,6 +183,7 @@ def main() -> None:
         changed=outcome.changed,
         actions=outcome.actions,
         protected=bool(rules.doors),
+        unit=firewall.UNIT if rules.doors and place.systemd else "",
         diff={
             "before": outcome.before,
             "after": outcome.after,
@@ -192,10 +197,10 @@ def _without(module: AnsibleModule, problem: str) -> None:
     """End the module where there is no packet filter: as a failure, unless the operator accepted it for this host."""
     if module.check_mode and "not installed" in problem:
         module.warn(f"provisional: {problem}; outside check mode it is installed first")
-        module.exit_json(changed=True, actions=["write", "load"], protected=False)
+        module.exit_json(changed=True, actions=["write", "load"], protected=False, unit="")
     if module.params["unprotected"] == "accept":
         module.warn(f"the worker ports of this host are open to whoever reaches them: {problem}")
-        module.exit_json(changed=False, actions=[], protected=False)
+        module.exit_json(changed=False, actions=[], protected=False, unit="")
     module.fail_json(
         msg=f"worker firewall: {problem}. The worker port has no authentication, and whoever reaches it can run code. "
         "Mend that, or accept it for this host by name with llama_worker_unprotected_port: accept"
