@@ -89,6 +89,13 @@ options:
     type: list
     elements: str
     default: []
+  lacks:
+    description:
+      - What the host lacks for such a build, from M(llamafleet.rpc.host_facts) (the C(problems) of its candidate). A
+        build that has to be made fails with it at once. One that is there is used all the same.
+    type: list
+    elements: str
+    default: []
   targets:
     description: Programs to build.
     type: list
@@ -192,6 +199,7 @@ def main() -> None:
             "class_id": {"type": "str", "default": ""},
             "isa": {"type": "str", "default": ""},
             "cmake_flags": {"type": "list", "elements": "str", "default": []},
+            "lacks": {"type": "list", "elements": "str", "default": []},
             "targets": {
                 "type": "list",
                 "elements": "str",
@@ -230,6 +238,8 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
         compilers = _compile.find_compilers(SystemRunner(), switches)
     except _builds.BuildError as error:
         missing = error
+    if options["lacks"] and missing is None:
+        missing = _builds.BuildError("; ".join(options["lacks"]))
     inputs = _builds.manifest_inputs(
         item.tag,
         options["source"],

@@ -122,6 +122,15 @@ def test_build_then_nothing_to_do(run: Call, home: Path, capsys: pytest.CaptureF
     assert told["manifest_id"] == fact["manifest_id"]
 
 
+def test_what_the_host_lacks_stops_a_build_that_has_to_be_made_only(run: Call) -> None:
+    lacks = ["CUDA 12.0 takes gcc up to 12, and this host has gcc 14: install g++-12"]
+    refused = run(lacks=lacks)
+    assert refused["failed"] is True
+    assert lacks[0] in refused["msg"]
+    assert run()["changed"] is True
+    assert run(lacks=lacks)["changed"] is False
+
+
 def test_check_mode_on_a_bare_host_tells_and_starts_nothing(run: Call, home: Path) -> None:
     result = run(_ansible_check_mode=True, _ansible_diff=True)
     assert result["changed"] is True
