@@ -164,6 +164,7 @@ def worker_service(
         "HOME": run,
         "LLAMA_CACHE": run + "/cache",
         **_BACKEND_ENVIRONMENT.get(backend, {}),
+        **_device_environment(devices, facts),
         **{str(key): str(value) for key, value in (instance.get("env") or {}).items()},
     }
     name = service_name("llama-rpc", cluster, str(instance["name"]))
@@ -180,6 +181,15 @@ def worker_service(
         "profile": "cpu" if backend == "cpu" else "gpu",
         "device_allow": list(_DEVICE_ALLOW.get(backend, ())),
     }
+
+
+def _device_environment(devices: Sequence[str], facts: Mapping[str, Any]) -> dict[str, str]:
+    """What a process needs to see these devices under these names, as host_facts found out (WSL libraries, say)."""
+    found: dict[str, str] = {}
+    for device in facts.get("devices", []):
+        if device["name"] in devices:
+            found.update(device.get("environment") or {})
+    return found
 
 
 def worker_instances(

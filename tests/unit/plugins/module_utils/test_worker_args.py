@@ -48,6 +48,13 @@ def test_numbering_of_cards_and_the_tunnel_are_fixed_in_the_environment() -> Non
     assert environment["X"] == "1"
 
 
+def test_a_device_brings_the_environment_that_it_is_seen_in() -> None:
+    """Case B3-17: under WSL the driver's library lies where no service looks."""
+    wsl = {"name": "CUDA0", "backend": "cuda", "environment": {"LD_LIBRARY_PATH": "/usr/lib/wsl/lib"}}
+    (one,) = instances([{"name": "g", "port": 5}], facts={**FACTS, "devices": [wsl]})
+    assert one["service"]["environment"]["LD_LIBRARY_PATH"] == "/usr/lib/wsl/lib"
+
+
 def test_the_tensor_cache_is_off() -> None:
     """Case B8-02: it never evicts, is not checked when read, and grew to 2 TB; so -c is never passed."""
     for entry in ({"name": "g", "port": 5}, {"name": "c", "port": 6, "devices": ["CPU"]}):
