@@ -87,6 +87,11 @@ def _prepare(fleet: Fleet, host: Host) -> None:
         shutil.copy(servers if servers.exists() else "/etc/resolv.conf", etc / "resolv.conf")
     else:
         (etc / "resolv.conf").touch()
+    # The account's own systemd stays when its last session ends. On version 1 of cgroups a host is not told that a group
+    # is empty, so that the end of one may take its whole timeout, and who logs in meanwhile waits for that.
+    linger = root(host.name) / "var/lib/systemd/linger"
+    linger.mkdir(mode=0o755, exist_ok=True)
+    (linger / "deploy").touch()
     for kind in ("ed25519", "rsa"):
         (etc / f"ssh/ssh_host_{kind}_key").unlink(missing_ok=True)
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", host.name, "-f", etc / "ssh/ssh_host_ed25519_key")
