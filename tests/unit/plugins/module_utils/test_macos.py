@@ -72,7 +72,7 @@ class Mac(FakeRunner):
         for line in Path(words[-1]).read_text().splitlines():
             ports = re.search(r"\{ (.*) \}", line)
             for port in ports.group(1).split(", ") if ports else [""]:
-                rule = re.sub(r"port (\{.*\}|\d+)", lambda one, port=port: f"port = {port or one.group(1)}", line)
+                rule = re.sub(r"port \{.*\}", f"port = {port}", line)
                 rule = rule.replace("$mesh", tunnel)
                 if not rule.startswith("#"):
                     self.rules.append(rule.replace(" label", " flags S/SA keep state label"))
@@ -282,11 +282,11 @@ def test_health_says_what_to_do() -> None:
 
 
 def test_only_what_differs_of_the_power_settings_is_set() -> None:
-    text = "Battery Power:\n sleep                1\n womp                 0\nAC Power:\n sleep 0\n womp 1\n autorestart 1\n"
+    text = "Battery Power:\n sleep              1\n womp           0\nAC Power:\n sleep 0\n womp 1\n autorestart 1\n"
     runner = FakeRunner(commands={"pmset": Result(0, "", ""), "pmset -g custom": Result(0, text, "")})
     wanted = {"sleep": 0, "womp": 1, "autorestart": 1, "powernap": 0}
     assert _macos.converge_power(runner, wanted, True) == {"sleep": 0, "womp": 1} and len(runner.ran) == 1
     _macos.converge_power(runner, wanted, False)
     assert runner.ran[-1] == ["pmset", "-a", "sleep", "0", "womp", "1"]
-    runner.commands["pmset -g custom"] = Result(0, text.replace("1\n womp                 0", "0\n womp 1"), "")
+    runner.commands["pmset -g custom"] = Result(0, text.replace("1\n womp           0", "0\n womp 1"), "")
     assert _macos.converge_power(runner, wanted, False) == {}
