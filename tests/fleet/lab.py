@@ -77,7 +77,10 @@ class Inventory:
         self.change()
 
     def change(
-        self, without: Sequence[str] = (), hosts: Mapping[str, Any] | None = None, fleet: Mapping[str, Any] | None = None
+        self,
+        without: Sequence[str] = (),
+        hosts: Mapping[str, Any] | None = None,
+        fleet: Mapping[str, Any] | None = None,
     ) -> Inventory:
         """The inventory anew: without some hosts, with variables of hosts or of all."""
         data = json.loads(common.INVENTORY.read_text())

@@ -74,7 +74,9 @@ def site(inventory: Inventory) -> Site:
     for host in ("p1", "w1"):
         fleet("exec", host, "systemd-run", "-q", "--unit=watch", "sh", "-c", watch)
     first = play(inventory, "site", "-vvvv", "--diff")
-    commands = "".join(sh(host, "systemctl stop watch; sort -u /root/commands; rm /root/commands") for host in ("p1", "w1"))
+    commands = "".join(
+        sh(host, "systemctl stop watch; sort -u /root/commands; rm /root/commands") for host in ("p1", "w1")
+    )
     return Site(first, play(inventory, "site"), commands)
 
 
@@ -94,7 +96,10 @@ def connect(source: str, target: str, port: int, data: bytes = b"") -> str:
 
 
 def test_a_check_of_bare_hosts_reaches_the_end_and_changes_nothing(inventory: Inventory) -> None:
-    before = {host: sh(host, "find /etc /opt /var/lib -newer /proc/1 | sort; ip -o link; nft list ruleset") for host in ("p1", "w1", "w3")}
+    before = {
+        host: sh(host, "find /etc /opt /var/lib -newer /proc/1 | sort; ip -o link; nft list ruleset")
+        for host in ("p1", "w1", "w3")
+    }
     run = play(inventory, "site", "--check", "--diff")
     assert "PLAY [Start and prove the primaries]" in run.output
     for host, seen in before.items():
@@ -119,7 +124,9 @@ def test_the_answer_comes_from_other_hosts_and_all_of_it_through_the_tunnel(site
     plan = kept("p1", "plan")
     assert {row["host"] for row in plan["devices"] if row["units"]} == set(WORKERS)
     seen = json.loads(
-        fleet("capture", "p1", f"{PORT},{MESH_PORT}", "--", "python3", "-c", "import time; time.sleep(6)") if False else _asked_under_capture()
+        fleet("capture", "p1", f"{PORT},{MESH_PORT}", "--", "python3", "-c", "import time; time.sleep(6)")
+        if False
+        else _asked_under_capture()
     )
     assert "Paris" in answer()
     assert (seen["ports"][str(PORT)]["frames"], seen["missed"]) == (0, 0)
@@ -151,7 +158,10 @@ def test_a_worker_port_is_closed_to_all_but_the_primary(site: Site) -> None:
         sh(source, f"ip route del {ports['w1'][0]}/32 via {address('w1')}")
     # The same by the primary's own address, as a neighbour may claim it.
     mesh_of_primary = sh("p1", "ip -4 -o addr show wg-llama").split()[3].split("/")[0]
-    sh("x1", f"ip addr add {mesh_of_primary}/32 dev eth0; ip route replace {ports['w1'][0]}/32 via {address('w1')} src {mesh_of_primary}")
+    sh(
+        "x1",
+        f"ip addr add {mesh_of_primary}/32 dev eth0; ip route replace {ports['w1'][0]}/32 via {address('w1')} src {mesh_of_primary}",
+    )
     attempts["x1", "claimed"] = connect("x1", ports["w1"][0], PORT, os.urandom(64))
     sh("x1", f"ip route del {ports['w1'][0]}/32; ip addr del {mesh_of_primary}/32 dev eth0")
     assert set(attempts.values()) <= closed, attempts
@@ -166,19 +176,28 @@ def test_a_worker_port_is_closed_to_all_but_the_primary(site: Site) -> None:
 def test_the_api_is_on_the_loopback_address_and_wants_its_key(site: Site) -> None:
     """Law 12."""
     assert connect("x1", address("p1"), 8080) == "Connection refused"
-    said = sh("p1", "curl -s -o /dev/null -w '%{http_code}' -d '{\"prompt\": \"x\"}' http://127.0.0.1:8080/v1/completions || python3 -c \"import urllib.request, urllib.error\ntry: urllib.request.urlopen('http://127.0.0.1:8080/v1/models2', b'{}')\nexcept urllib.error.HTTPError as e: print(e.code)\"")
+    said = sh(
+        "p1",
+        "curl -s -o /dev/null -w '%{http_code}' -d '{\"prompt\": \"x\"}' http://127.0.0.1:8080/v1/completions || python3 -c \"import urllib.request, urllib.error\ntry: urllib.request.urlopen('http://127.0.0.1:8080/v1/models2', b'{}')\nexcept urllib.error.HTTPError as e: print(e.code)\"",
+    )
     assert said.strip() == "401"
 
 
-@pytest.mark.parametrize(("host", "unit"), [("p1", "llama-server-default"), *((host, "llama-rpc-default-cpu") for host in WORKERS)])
+@pytest.mark.parametrize(
+    ("host", "unit"), [("p1", "llama-server-default"), *((host, "llama-rpc-default-cpu") for host in WORKERS)]
+)
 def test_units_are_sandboxed_ordered_and_sound(site: Site, host: str, unit: str) -> None:
     exposure = sh(host, f"systemd-analyze security --no-pager {unit}.service | tail -1")
     print(host, exposure.strip())
     assert float(exposure.split(":")[1].split()[0]) <= 1.5
-    assert sh(host, f"systemd-analyze --man=no verify /etc/systemd/system/{unit}.service 2>&1 | grep {unit}; true") == ""
+    assert (
+        sh(host, f"systemd-analyze --man=no verify /etc/systemd/system/{unit}.service 2>&1 | grep {unit}; true") == ""
+    )
     show = dict(
         line.split("=", 1)
-        for line in sh(host, f"systemctl show {unit} -p After,Wants,User,MemoryMax,NRestarts,Restart,ControlGroup").splitlines()
+        for line in sh(
+            host, f"systemctl show {unit} -p After,Wants,User,MemoryMax,NRestarts,Restart,ControlGroup"
+        ).splitlines()
     )
     assert (show["User"], show["Restart"], show["NRestarts"]) == ("llamafleet", "always", "0")
     needed = {"wg-quick@wg-llama.service", "llamafleet-awake.service", "network-online.target"}
@@ -187,7 +206,10 @@ def test_units_are_sandboxed_ordered_and_sound(site: Site, host: str, unit: str)
         # 300 MiB and an eighth, but 64 MiB at least, in steps of 16 MiB. And the kernel knows of it.
         assert int(show["MemoryMax"]) == 352 << 20
         group = f"/sys/fs/cgroup/memory{show['ControlGroup']}/memory.limit_in_bytes"
-        assert int(sh(host, f"cat {group} 2>/dev/null || cat /sys/fs/cgroup{show['ControlGroup']}/memory.max")) == 352 << 20
+        assert (
+            int(sh(host, f"cat {group} 2>/dev/null || cat /sys/fs/cgroup{show['ControlGroup']}/memory.max"))
+            == 352 << 20
+        )
     assert needed <= set(show["Wants"].split()) and needed <= set(show["After"].split())
     assert "llamafleet" in sh(host, "systemd-inhibit --list --no-legend --no-pager")
 
@@ -200,7 +222,9 @@ def test_no_secret_is_seen_anywhere(site: Site, inventory: Inventory) -> None:
     """Law 15. The first run was at -vvvv --diff, and every command line of two hosts was watched meanwhile."""
     found = dict(CANARIES)
     for host in ("p1", *WORKERS):
-        found[f"private key of {host}"] = sh(host, "cat /etc/wireguard/*.key 2>/dev/null || wg show wg-llama private-key").strip()
+        found[f"private key of {host}"] = sh(
+            host, "cat /etc/wireguard/*.key 2>/dev/null || wg show wg-llama private-key"
+        ).strip()
         assert sh(host, "find /etc/wireguard -type f -perm /077") == ""
     assert all(len(value) > 30 and "\n" not in value for value in found.values())
     assert len(site.commands) > 1000 and "ggml-rpc-server" in site.commands
@@ -208,7 +232,10 @@ def test_no_secret_is_seen_anywhere(site: Site, inventory: Inventory) -> None:
     for host in ("p1", *WORKERS):
         # Secrets lie in the files that are made for them, and there alone.
         where = "/etc/systemd /var/lib/llamafleet /opt/llamafleet/jobs /etc/llamafleet /etc/sysctl.d /run/systemd /tmp /var/tmp"
-        places[f"files of {host}"] = sh(host, f"grep -rha . {where} 2>/dev/null | strings -n 20 2>/dev/null || grep -rhaE '.{{20,}}' {where}; cat /proc/[0-9]*/cmdline | tr '\\0' ' '; journalctl --no-pager -o cat")
+        places[f"files of {host}"] = sh(
+            host,
+            f"grep -rha . {where} 2>/dev/null | strings -n 20 2>/dev/null || grep -rhaE '.{{20,}}' {where}; cat /proc/[0-9]*/cmdline | tr '\\0' ' '; journalctl --no-pager -o cat",
+        )
     for what, secret in found.items():
         for place, text in places.items():
             assert secret not in text, f"the {what} is in the {place}"
@@ -239,7 +266,14 @@ def test_a_stage_runs_alone_by_its_tag(site: Site, inventory: Inventory) -> None
 
 
 def test_a_check_shows_a_change_and_makes_none(site: Site, inventory: Inventory) -> None:
-    change(inventory, hosts={"w1": {"llama_worker_instances": [{"name": "cpu", "port": 18799, "backend": "cpu", "memory_limit": "300MiB"}]}})
+    change(
+        inventory,
+        hosts={
+            "w1": {
+                "llama_worker_instances": [{"name": "cpu", "port": 18799, "backend": "cpu", "memory_limit": "300MiB"}]
+            }
+        },
+    )
     before = (pid("p1", "llama-server-default"), [pid(host) for host in WORKERS], kept("p1", "primary"))
     run = play(inventory, "site", "--check", "--diff")
     assert '-ExecStart="/opt/llamafleet/builds/' in run.output and '"18799"' in run.output
@@ -265,18 +299,44 @@ def settle(inventory: Inventory) -> Run:
 def test_a_host_goes_and_a_port_changes(site: Site, inventory: Inventory) -> None:
     stranger = endpoint("w3")
     instance = {"name": "cpu", "port": 18799, "backend": "cpu", "memory_limit": "330MiB", "threads": 1}
-    change(inventory, without=["w3"], hosts={"w1": {"llama_worker_instances": [instance]}, "p1": {"llama_primary_n_ctx": 8192}})
+    change(
+        inventory,
+        without=["w3"],
+        hosts={"w1": {"llama_worker_instances": [instance]}, "p1": {"llama_primary_n_ctx": 8192}},
+    )
     settle(inventory)
     plan = kept("p1", "plan")
     assert {row["host"] for row in plan["devices"]} == {"w1", "w2"}
     assert endpoint("w1").endswith(":18799") and endpoint("w1") in plan["rpc"] and stranger not in plan["rpc"]
     assert sh("w1", "cat /proc/sys/net/ipv4/ip_local_reserved_ports") == "18799\n"
     assert f"dport {PORT}" not in sh("w1", "nft list table inet llamafleet")
-    assert connect("w3", endpoint("w1").split(":")[0], 18799) in {"timed out", "No route to host", "Network is unreachable", "Required key not available"}
+    assert connect("w3", endpoint("w1").split(":")[0], 18799) in {
+        "timed out",
+        "No route to host",
+        "Network is unreachable",
+        "Required key not available",
+    }
 
 
 def test_a_host_comes_and_the_split_changes(site: Site, inventory: Inventory) -> None:
-    change(inventory, hosts={"p1": {"llama_primary_n_ctx": 8192}, "w1": {"llama_worker_instances": [{"name": "cpu", "port": PORT, "backend": "cpu", "memory_limit": "300MiB", "threads": 1, "max_units": 3}]}})
+    change(
+        inventory,
+        hosts={
+            "p1": {"llama_primary_n_ctx": 8192},
+            "w1": {
+                "llama_worker_instances": [
+                    {
+                        "name": "cpu",
+                        "port": PORT,
+                        "backend": "cpu",
+                        "memory_limit": "300MiB",
+                        "threads": 1,
+                        "max_units": 3,
+                    }
+                ]
+            },
+        },
+    )
     settle(inventory)
     plan = kept("p1", "plan")
     assert {row["host"]: row["units"] for row in plan["devices"]}["w1"] == 3
