@@ -224,7 +224,8 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
     item = _builds.parse_build(options["build"])
     pins = {name: options[name] for name in ("repository", "commit", "url", "path", "sha256")}
     source = _builds.source_of(item, options["source"], **pins)
-    account_for(options["user"])
+    if not module.check_mode:  # which finds a host before its account is made
+        account_for(options["user"])
     label = options["commit"][:9] or f"src-{(source['sha256'] or '')[:8]}"
     system = os.uname().sysname
     switches = _builds.merge_switches(

@@ -160,10 +160,12 @@ def play(inventory: Inventory, playbook: str, *arguments: str, ok: bool = True, 
     return run
 
 
-_ASK = """
+#: A prompt by the primary itself: number of tokens, seconds, and perhaps the file of the API key.
+ASK = """
 import json, sys, urllib.request
 body = json.dumps({"prompt": "The capital of France is", "max_tokens": int(sys.argv[1]), "temperature": 0})
-request = urllib.request.Request("http://127.0.0.1:8080/v1/completions", body.encode(), {"Content-Type": "application/json"})
+request = urllib.request.Request("http://127.0.0.1:8080/v1/completions", body.encode())
+request.add_header("Content-Type", "application/json")
 if len(sys.argv) > 3:
     request.add_header("Authorization", "Bearer " + open(sys.argv[3]).readline().strip())
 print(json.dumps(json.load(urllib.request.urlopen(request, timeout=float(sys.argv[2])))))
@@ -172,7 +174,7 @@ print(json.dumps(json.load(urllib.request.urlopen(request, timeout=float(sys.arg
 
 def ask(tokens: int = 8, seconds: float = 60, ok: bool = True) -> dict[str, Any]:
     """The primary's answer to a prompt; with ``ok=False`` there must be none within the time."""
-    argv = ("exec", "p1", "python3", "-c", _ASK, tokens, seconds, "/etc/llamafleet-api-keys")
+    argv = ("exec", "p1", "python3", "-c", ASK, tokens, seconds, "/etc/llamafleet-api-keys")
     printed = fleet(*argv, ok=ok, seconds=seconds + 30)
     return dict(json.loads(printed)) if ok else {}
 

@@ -31,7 +31,7 @@ def prepare(prefix: Path, target: Path, libraries: set[str]) -> None:
     assert own, f"{source}: the class {manifest['class_id']} names no glibc"
     for library in libraries:
         assert _number(library) >= _number(own[1]), (
-            f"the fleet's hosts have glibc {library}, but llama.cpp was built here with {own[1]}, and would not start there"
+            f"hosts of the fleet have glibc {library}, and llama.cpp was built here with {own[1]}: it would not start"
         )
         class_id = manifest["class_id"].replace(own[0], f"-glibc{library}-")
         inputs = {**manifest["inputs"], "class_id": class_id}

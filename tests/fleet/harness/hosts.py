@@ -87,8 +87,8 @@ def _prepare(fleet: Fleet, host: Host) -> None:
         shutil.copy(servers if servers.exists() else "/etc/resolv.conf", etc / "resolv.conf")
     else:
         (etc / "resolv.conf").touch()
-    # The account's own systemd stays when its last session ends. On version 1 of cgroups a host is not told that a group
-    # is empty, so that the end of one may take its whole timeout, and who logs in meanwhile waits for that.
+    # The account's own systemd stays when its last session ends. On version 1 of cgroups a host is not told that a
+    # group is empty, so that the end of one may take its whole timeout, and who logs in meanwhile waits for that.
     linger = root(host.name) / "var/lib/systemd/linger"
     linger.mkdir(mode=0o755, exist_ok=True)
     (linger / "deploy").touch()
