@@ -220,7 +220,7 @@ def fetch(options: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     """The result of one call."""
     prefix, kind = options["prefix"], options["kind"]
     _fetch.check_model_options(options)
-    if not module.check_mode:  # which finds a host before its account is made
+    if not check_mode:  # which finds a host before its account is made
         account_for(options["user"])
     path = _fetch.model_path(options)
     if kind == "path":
