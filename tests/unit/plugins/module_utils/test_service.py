@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Result, SystemRunner
 from ansible_collections.llamafleet.rpc.plugins.module_utils._service import (
+    ServiceError,
     Supervisor,
     Systemd,
     converge,
@@ -94,6 +95,8 @@ class Systemctl(SystemRunner):
             return Result(0, f"{os.getpid() if self.running else 0}\n", "")
         if verb in ("start", "stop"):
             self.running = verb == "start"
+        if verb == "verify" and "exec bad" in Path(argv[-1]).read_text(encoding="utf-8"):
+            return Result(1, "", f"{argv[-1]}:9: no such program\nother.service: not ours\n")
         return Result(0, "", "")
 
 
@@ -103,10 +106,22 @@ def test_systemd_loads_before_it_starts_and_clears_an_old_start_limit(tmp_path: 
     manager = Systemd(systemctl, "user", str(tmp_path))
     outcome = converge(manager, program("exec sleep 1"), "started", check=False)
     assert outcome.actions == ["write", "start"]
-    assert systemctl.calls[:4] == ["daemon-reload", "reset-failed", "enable", "start"]
+    assert systemctl.calls[:5] == ["verify", "daemon-reload", "reset-failed", "enable", "start"]
     systemctl.calls.clear()
     assert not converge(manager, program("exec sleep 1"), "started", check=False).changed
     assert systemctl.calls == ["show"]
     assert converge(manager, program("exec sleep 2"), "started", check=False).actions == ["write", "restart"]
     assert converge(manager, program("exec sleep 2"), "absent", check=False).changed
     assert not list((tmp_path / ".config/systemd/user").iterdir())
+
+
+def test_a_unit_that_systemd_refuses_is_not_put_in_place(tmp_path: Path) -> None:
+    systemctl = Systemctl()
+    manager = Systemd(systemctl, "user", str(tmp_path))
+    good = program("exec sleep 1")
+    converge(manager, good, "started", check=False)
+    systemctl.calls.clear()
+    with pytest.raises(ServiceError, match="would not load the unit llama-t: .*no such program$"):
+        converge(manager, program("exec bad"), "started", check=False)
+    assert not {"stop", "start", "daemon-reload"} & set(systemctl.calls), "the running service is left alone"
+    assert not converge(manager, good, "started", check=False).changed

@@ -88,3 +88,25 @@ def test_addresses_that_end_a_worker_with_status_0_are_refused(address: str) -> 
 def test_names_alone_need_neither_facts_nor_build() -> None:
     (one,) = instances([{"name": "c", "port": 5}], facts=None, build=None)
     assert one["service"] == {"name": "llama-rpc-default-c"}
+
+
+@pytest.mark.parametrize(
+    ("memory", "entry", "mib"),
+    [
+        # A reserve of a quarter, half of which is never given: 512 - 64.
+        ({"total": 512 << 20}, {}, 448),
+        ({"total": 512 << 20}, {"memory_limit": "300MiB"}, 352),  # and 64, in steps of 16
+        ({"total": 64 << 30}, {"memory_limit": "32GiB"}, 36 << 10),  # and an eighth
+        ({"total": 64 << 30, "limit": 512 << 20}, {}, 448),  # the limit of a container
+        ({"total": 512 << 20}, {"memory_limit": "50%"}, 256),  # of what may be lent
+        ({}, {}, None),
+        ({"total": 512 << 20}, {"devices": ["CUDA0"]}, None),  # a driver's memory is not counted
+    ],
+)
+def test_a_cpu_worker_ends_before_its_host_is_out_of_memory(
+    memory: dict[str, int], entry: dict[str, Any], mib: int | None
+) -> None:
+    """Case B4-24: the kernel ends this service, and nothing else."""
+    facts = {**FACTS, "memory": {**memory, "available": 1, "usable": 1}}
+    (one,) = instances([{"name": "c", "port": 5, "devices": ["CPU"], **entry}], facts=facts)
+    assert one["service"]["memory_max"] == (mib if mib is None else mib << 20)
