@@ -114,6 +114,7 @@ TUNNELS = "/var/run/wireguard"
 # tunnel the door is on lo0, that is, closed to others. -E asks that pf be on, and counts who asks.
 _LOAD = (
     f'i=$(cat "{TUNNELS}/$2.name" 2>/dev/null); '
+    '[ -n "$i" ] || ! /sbin/ifconfig "$2" >/dev/null 2>&1 || i=$2; '
     f'/sbin/pfctl -q -a "$3" -D "mesh=${{i:-lo0}}" -f "$1" && exec /sbin/pfctl -q -E'
 )
 
@@ -163,9 +164,11 @@ def _pairs(text: str) -> set[tuple[str, str]]:
 
 
 def tunnel_of(runner: Runner, name: str) -> str | None:
-    """utunN of the WireGuard interface ``name``; None while it is down."""
+    """utunN of the WireGuard interface ``name``, or ``name`` where that is an interface itself; None while down."""
     text = (runner.read(f"{TUNNELS}/{name}.name") or "").strip()
-    return text if re.fullmatch(r"utun\d{1,4}", text, re.ASCII) else None
+    if re.fullmatch(r"utun\d{1,4}", text, re.ASCII):
+        return text
+    return name if runner.run(["ifconfig", name]).rc == 0 else None
 
 
 def pf_job(interface: str, path: str = ANCHOR_PATH) -> dict[str, Any]:
@@ -264,14 +267,15 @@ def converge_apps(runner: Runner, programs: Sequence[str], check: bool) -> list[
     It knows a program by path and signature, so a new build is told again. A daemon it does not know is cut off
     without a word.
     """
-    if "enabled" not in runner.run([SOCKETFILTER, "--getglobalstate"]).stdout:
+    tool = runner.which("socketfilterfw") or SOCKETFILTER
+    if "enabled" not in runner.run([tool, "--getglobalstate"]).stdout:
         return []
-    known = parse_apps(runner.run([SOCKETFILTER, "--listapps"]).stdout)
+    known = parse_apps(runner.run([tool, "--listapps"]).stdout)
     told = [program for program in programs if not known.get(program)]
     if not check:
         for program in told:
-            _must(runner, SOCKETFILTER, "--add", program)
-            _must(runner, SOCKETFILTER, "--unblockapp", program)
+            _must(runner, tool, "--add", program)
+            _must(runner, tool, "--unblockapp", program)
     return told
 
 

@@ -8,6 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._hosts import links
+from ansible_collections.llamafleet.rpc.plugins.module_utils._mac_network import (
+    is_mac,
+    mac_interface_address,
+    mac_underlay,
+)
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import MeshError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Runner
 from ansible_collections.llamafleet.rpc.plugins.module_utils._sockets import describe_process, pids_of
@@ -16,6 +21,8 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._wireguard import i
 
 def underlay(runner: Runner) -> dict[str, Any]:
     """``{links, routes, default_address}``: the host's IPv4 links (as _hosts.links, with ``prefix``) and routes."""
+    if is_mac(runner):
+        return mac_underlay(runner)
     found: list[dict[str, Any]] = []
     for entry in ip_json(runner, "-4", "addr", "show"):
         for address in entry.get("addr_info", []):
@@ -45,6 +52,9 @@ def underlay(runner: Runner) -> dict[str, Any]:
 
 def interface_address(runner: Runner, name: str) -> str:
     """The IPv4 address of an interface that is there already (mode existing), such as tailscale0."""
+    on_mac = mac_interface_address(runner, name) if is_mac(runner) else None
+    if on_mac:
+        return on_mac
     for entry in ip_json(runner, "-4", "addr", "show"):
         if entry.get("ifname") == name:
             for address in entry.get("addr_info", []):

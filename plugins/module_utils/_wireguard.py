@@ -25,6 +25,7 @@ from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._echo import echo
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_text, write_atomic
+from ansible_collections.llamafleet.rpc.plugins.module_utils._mac_network import is_mac
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import (
     OVERHEAD,
     MeshError,
@@ -240,6 +241,8 @@ def implementation(runner: Runner) -> tuple[str | None, str]:
 
 def missing_packages(runner: Runner, kind: str | None, firewall: bool) -> list[str]:
     """Packages (Debian's names) that this host lacks for the mesh (``kind`` as of implementation) and the firewall."""
+    if is_mac(runner):
+        return []  # the role llama_mesh asks Homebrew there
     wanted: dict[str, tuple[str, ...]] = {"iproute2": ("ip",)}
     if kind is not None:
         wanted["wireguard-tools"] = ("wg", "wg-quick")

@@ -13,7 +13,6 @@ description:
   - Loads an anchor of pf that lets one address in to each worker port, by the interface of the mesh, and drops the
     rest. A job of launchd loads it at boot, and again whenever WireGuard makes its tunnel anew, for that then has
     another number.
-  - Tells the application firewall, where it is on, to hand connections to our programs.
   - Turns pf on if it is off. It is not turned off again, for others may have come to rely on it.
 author:
   - llamafleet contributors (@llamafleet)
@@ -47,11 +46,6 @@ options:
       source:
         description: The address that may come in. Null for nobody.
         type: str
-  programs:
-    description: Programs that the application firewall shall hand connections to.
-    type: list
-    elements: path
-    default: []
 """
 
 EXAMPLES = r"""
@@ -70,12 +64,7 @@ EXAMPLES = r"""
 RETURN = r"""
 actions:
   description:
-    - What was done, or in check mode would be, out of C(write), C(load), C(remove), C(job), C(application firewall).
-  returned: always
-  type: list
-  elements: str
-programs:
-  description: Programs that the application firewall was told of.
+    - What was done, or in check mode would be, out of C(write), C(load), C(remove), C(job).
   returned: always
   type: list
   elements: str
@@ -103,7 +92,6 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "interface": {"type": "str", "default": ""},
             "ports": {"type": "list", "elements": "dict", "default": [], "options": PORT},
-            "programs": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
     )
@@ -119,13 +107,11 @@ def main() -> None:
         ]
         interface = checked_interface(options["interface"]) if options["interface"] else ""
         done = _macos.converge_pf(runner, Launchctl(runner), _macos.Wall(), doors, interface, module.check_mode)
-        told = _macos.converge_apps(runner, options["programs"] if wanted else [], module.check_mode)
     except FleetError as error:
         module.fail_json(msg=f"worker firewall: {error}")
     module.exit_json(
-        changed=done.changed or bool(told),
-        actions=done.actions + (["application firewall"] if told else []),
-        programs=told,
+        changed=done.changed,
+        actions=done.actions,
         protected=bool(doors),
         diff={
             "before": done.before,
