@@ -172,9 +172,15 @@ def probe(
         return failure.probe
 
 
-def connect_only(host: str, port: int, timeout: float) -> Probe:
-    """Whether the port accepts a connection from here: connect and close, nothing sent, harmless for a busy worker."""
+def connect_only(runner: Runner, host: str, port: int, timeout: float) -> Probe:
+    """Whether the port accepts a connection from here: connect and close, nothing sent.
+
+    Where this host is connected to it already, the status is busy_ours and no attempt is made: a busy worker leaves
+    each one in its queue of two until its client goes, and the third times out (listen(fd, 1), measured on b11434).
+    """
     host, port = check_address(host, port)
+    if _sockets.local_ends(_sockets.read_table(runner), host, port):
+        return Probe(f"{host}:{port}", "busy_ours")
     start = time.monotonic()
     try:
         _connect(f"{host}:{port}", host, port, _Deadline(timeout)).close()

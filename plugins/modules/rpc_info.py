@@ -58,6 +58,8 @@ options:
   connect_only:
     description:
       - Only connect and close. Tells whether the port can be reached, and nothing about what answers there.
+      - Where this host has a connection to the port already, the answer is V(busy_ours) and no other is opened, for a
+        busy worker would keep it in its short queue.
     type: bool
     default: false
   required:
@@ -149,7 +151,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Syst
 def ask(options: dict[str, Any], host: str, port: int) -> _rpc_wire.Probe:
     """One worker, asked the way the options say."""
     if options["connect_only"]:
-        return _rpc_wire.connect_only(host, port, options["timeout"])
+        return _rpc_wire.connect_only(SystemRunner(), host, port, options["timeout"])
     return _rpc_wire.probe(
         SystemRunner(),
         host,
