@@ -9,7 +9,7 @@ import base64
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -54,11 +54,13 @@ def inventory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inventory]:
             yield change(Inventory(tmp_path_factory.mktemp("inventory") / "i"))
 
 
-def change(inventory: Inventory, **more: dict[str, object]) -> Inventory:
+def change(
+    inventory: Inventory, without: Sequence[str] = (), hosts: Mapping[str, Mapping[str, object]] | None = None
+) -> Inventory:
     """The inventory with secrets in it, and what a test changes."""
-    variables = dict(more.pop("hosts", {}))
-    variables["p1"] = {**API_KEYS, **dict(variables.get("p1", {}))}  # type: ignore[call-overload]  # of any JSON
-    return inventory.change(hosts=variables, fleet=MESH, **more)  # type: ignore[arg-type]  # as above
+    changes = dict(hosts or {})
+    changes["p1"] = {**API_KEYS, **changes.get("p1", {})}
+    return inventory.change(without, changes, MESH)
 
 
 @dataclass
