@@ -132,6 +132,7 @@ def environment() -> dict[str, str]:
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
         "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_TIMEOUT": "60",  # to log in, on a machine that has other work
         "COLUMNS": "160",
     }
 
