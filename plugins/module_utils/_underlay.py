@@ -52,10 +52,11 @@ def underlay(runner: Runner) -> dict[str, Any]:
 
 def interface_address(runner: Runner, name: str) -> str:
     """The IPv4 address of an interface that is there already (mode existing), such as tailscale0."""
-    on_mac = mac_interface_address(runner, name) if is_mac(runner) else None
+    mac = is_mac(runner)
+    on_mac = mac_interface_address(runner, name) if mac else None
     if on_mac:
         return on_mac
-    for entry in ip_json(runner, "-4", "addr", "show"):
+    for entry in [] if mac else ip_json(runner, "-4", "addr", "show"):
         if entry.get("ifname") == name:
             for address in entry.get("addr_info", []):
                 if address.get("family") == "inet":

@@ -46,6 +46,7 @@ def test_the_address_on_the_mesh_by_wireguards_name_or_by_the_interface() -> Non
     down.commands["ifconfig"] = Result(0, "", "")
     with pytest.raises(MeshError, match="is not there"):
         _underlay.interface_address(down, "wg-llama")
+    assert not any(argv[0] == "ip" for argv in down.ran)
 
 
 def test_no_package_of_linux_is_missed() -> None:

@@ -1,0 +1,188 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A Mac made of recordings, for ansible-playbook on Linux: a root directory and a network namespace of its own, where
+the programs of macOS are stand-ins (mac/tools.py) that fail on whatever was not recorded. Needs root.
+
+What is real there: Python, the shell, files and their owners, and the processes that the stand-in of launchctl starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible_collections.llamafleet.rpc.tests.unit import netns
+from ansible_collections.llamafleet.rpc.tests.unit.recorded import text
+
+HERE = Path(__file__).parent
+ADDRESS = "10.9.0.4"  # of utun4 in the recording of ifconfig
+KEEPERS = "launchctl dscl dseditgroup brew sysctl pfctl pmset defaults ps lsof plutil socketfilterfw sudo"
+ANSWERS = {
+    "sysctl": text("macos/sysctl_m4_max_128g"),
+    "vm_stat": text("macos/vm_stat_idle_128g"),
+    "sw_vers": "15.6\n",
+    "system_profiler": text("macos/system_profiler_m4_max.json"),
+    "ioreg": text("macos/ioreg"),
+    "ps": text("macos/ps"),
+    "ifconfig": text("macos/ifconfig_studio"),
+    "ifconfig.wgllama": "",
+    "networksetup": text("macos/networksetup_hardwareports"),
+    "route": "   route to: default\n  interface: en0\n",
+    "netstat": text("macos/netstat_studio"),
+    "uname": "Darwin\n",
+    "xcodeselect": "/Library/Developer/CommandLineTools\n",
+    "xcrun": "/Library/Developer/CommandLineTools/usr/bin/clang\n",
+}
+# Programs of Linux that a Mac does not have: to ask for one is a mistake.
+FOREIGN = ("ip", "nft", "systemctl", "useradd", "userdel", "groupadd", "usermod", "modprobe", "apt-get", "journalctl")
+
+
+@dataclass
+class Mac:
+    """The recorded Mac below ``directory``; ``play`` runs tasks on it."""
+
+    directory: Path
+    namespace: str
+    variables: dict[str, Any] = field(default_factory=dict)
+    output: str = ""
+
+    @property
+    def root(self) -> Path:
+        return self.directory / "root"
+
+    def path(self, inside: str) -> Path:
+        """Where a file of the Mac lies outside of it."""
+        return self.root / inside.lstrip("/")
+
+    def state(self) -> dict[str, Any]:
+        """What the stand-ins keep."""
+        found = json.loads(self.path("/recorded/state.json").read_text())
+        assert isinstance(found, dict)
+        return found
+
+    def unrecorded(self) -> str:
+        """What was asked for and not recorded."""
+        path = self.path("/recorded/unrecorded")
+        return path.read_text() if path.exists() else ""
+
+    def make(self) -> None:
+        """Directories, stand-ins and answers."""
+        for name in (
+            "Library/LaunchDaemons",
+            "System/Library/CoreServices",
+            "etc/newsyslog.d",
+            "tmp",
+            "var/run/wireguard",
+            "var/log",
+        ):
+            self.path(name).mkdir(parents=True)
+        for name in ("dev", "usr", "recorded/bin", "recorded/answers", "recorded/proc", "opt/homebrew/bin", "root"):
+            self.path(name).mkdir(parents=True)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            if Path("/" + name).is_symlink():
+                self.path(name).symlink_to("usr/" + name)
+            elif Path("/" + name).exists():
+                self.path(name).mkdir()
+        for name in ("ld.so.cache", "ld.so.conf"):
+            if Path("/etc", name).exists():
+                shutil.copy(Path("/etc", name), self.path("etc"))
+        self.path("etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nmacuser:x:501:20::/tmp:/bin/sh\n")
+        self.path("etc/group").write_text("wheel:x:0:\nstaff:x:20:\nnogroup:x:65534:\n")
+        self.path("System/Library/CoreServices/SystemVersion.plist").write_text("")
+        self.path("opt/homebrew/bin/bash").symlink_to("/bin/sh")
+        self.path("var/run/wireguard/wg-llama.name").write_text("utun4\n")
+        for name in (*KEEPERS.split(), *FOREIGN, *(key for key in ANSWERS if "." not in key)):
+            self._stand_in("recorded/bin/" + name)
+        self._stand_in("opt/homebrew/bin/brew")
+        os.chown(self.path("opt/homebrew/bin/brew"), 501, 20)
+        self._stand_in("recorded/bin/xcode-select")
+        for key, answer in ANSWERS.items():
+            self.path("recorded/answers/" + key.replace("xcodeselect", "xcode-select")).write_text(answer)
+        self.path("recorded/answers/ifconfig.wgllama.rc").write_text("1")
+        inside = {"PATH": "/recorded/bin:/usr/bin:/bin", "PYTHONPATH": "/recorded/site", "LC_ALL": "C.UTF-8"}
+        lines = ["#!/bin/sh", f'exec ip netns exec {self.namespace} unshare -m /bin/sh {self.directory}/enter "$@"']
+        (self.directory / "sh").write_text("\n".join(lines) + "\n")
+        (self.directory / "sh").chmod(0o755)
+        binds = [(name, name) for name in ("/usr", "/dev") if Path(name).is_dir()]
+        binds += [
+            ("/" + name, name)
+            for name in ("bin", "sbin", "lib", "lib64")
+            if self.path(name).is_dir() and not self.path(name).is_symlink()
+        ]
+        binds += [
+            (str(path), str(path))
+            for path in {sys.prefix, sys.base_prefix, str(self.directory / "remote"), *self.shared()}
+        ]
+        binds += [
+            ("/proc", "/recorded/proc"),
+            (str(HERE / "mac" / "site"), "/recorded/site"),
+            (str(HERE / "mac"), "/recorded/tools"),
+        ]
+        (self.directory / "remote").mkdir()
+        script = []
+        for outside, within in binds:
+            self.path(within).mkdir(parents=True, exist_ok=True)
+            script.append(f"mount --rbind {shlex.quote(outside)} {shlex.quote(str(self.path(within)))}")
+        words = " ".join(f"{key}={value}" for key, value in inside.items())
+        script.append(f'exec chroot {shlex.quote(str(self.root))} /usr/bin/env -i HOME=/root {words} /bin/sh "$@"')
+        # sudo starts the same shell by its name, from inside.
+        within = self.path(str(self.directory / "sh"))
+        within.parent.mkdir(parents=True, exist_ok=True)
+        within.symlink_to("/bin/sh")
+        (self.directory / "enter").write_text("set -e\n" + "\n".join(script) + "\n")
+
+    def shared(self) -> list[str]:
+        """Directories of this machine that the Mac has, too."""
+        binary = os.environ.get("LLAMAFLEET_TEST_BIN")
+        return [str(Path(binary).resolve())] if binary else []
+
+    def _stand_in(self, name: str) -> None:
+        path = self.path(name)
+        path.write_text(f'#!/bin/sh\nSTAND_IN={path.name} exec {sys.executable} -S -E /recorded/tools/tools.py "$@"\n')
+        path.chmod(0o755)
+
+    def play(self, tasks: list[dict[str, Any]], *arguments: str, ok: bool = True) -> dict[str, int]:
+        """Run tasks on the Mac; the counts of its recap."""
+        hosts = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "ansible_shell_executable": str(self.directory / "sh"),
+            "ansible_remote_tmp": str(self.directory / "remote"),
+            "llamafleet_topology": {"default": {"primary": "head", "workers": ["studio"]}},
+            "llama_mesh_mode": "existing",
+            **self.variables,
+        }
+        groups = {
+            "llama_primary": {"hosts": {"head": {"llama_mesh_address": "10.9.0.1"}}},
+            "llama_workers": {"hosts": {"studio": {}}},
+        }
+        (self.directory / "hosts.yml").write_text(
+            yaml.safe_dump({"all": {"children": {"llama_fleet": {"children": groups, "vars": hosts}}}})
+        )
+        play = [{"name": "Play", "hosts": "studio", "gather_facts": False, "tasks": tasks}]
+        (self.directory / "play.yml").write_text(yaml.safe_dump(play))
+        program = Path(sys.executable).parent / "ansible-playbook"
+        argv = [str(program), "-i", str(self.directory / "hosts.yml"), str(self.directory / "play.yml"), *arguments]
+        environment = {
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(netns.COLLECTIONS),
+            "ANSIBLE_CONFIG": str(netns.COLLECTIONS.parent / "ansible.cfg"),
+            "ANSIBLE_LOCAL_TEMP": str(self.directory / "tmp"),
+        }
+        done = subprocess.run(
+            argv, capture_output=True, text=True, env=environment, timeout=300, stdin=subprocess.DEVNULL, check=False
+        )
+        self.output = done.stdout + done.stderr
+        assert (done.returncode == 0) == ok, self.output[-6000:]
+        counts = re.search(r"^studio +: (ok=.*)$", done.stdout.rpartition("PLAY RECAP")[2], re.MULTILINE)
+        return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", counts.group(1) if counts else "")}
