@@ -163,11 +163,11 @@ def play(inventory: Inventory, playbook: str, *arguments: str, ok: bool = True, 
 
 #: A prompt by the primary itself: number of tokens, seconds, and perhaps the file of the API key.
 ASK = """
-import json, sys, urllib.request
+import json, os, sys, urllib.request
 body = json.dumps({"prompt": "The capital of France is", "max_tokens": int(sys.argv[1]), "temperature": 0})
 request = urllib.request.Request("http://127.0.0.1:8080/v1/completions", body.encode())
 request.add_header("Content-Type", "application/json")
-if len(sys.argv) > 3:
+if len(sys.argv) > 3 and os.path.exists(sys.argv[3]):
     request.add_header("Authorization", "Bearer " + open(sys.argv[3]).readline().strip())
 print(json.dumps(json.load(urllib.request.urlopen(request, timeout=float(sys.argv[2])))))
 """
