@@ -26,7 +26,10 @@ from ansible_collections.llamafleet.rpc.tests.unit.recorded import text
 
 HERE = Path(__file__).parent
 ADDRESS = "10.9.0.4"  # of utun4 in the recording of ifconfig
-KEEPERS = "launchctl dscl dseditgroup brew sysctl pfctl pmset defaults ps lsof plutil socketfilterfw sudo"
+KEEPERS = (
+    "launchctl dscl dseditgroup brew sysctl pfctl pmset defaults ps lsof plutil socketfilterfw sudo softwareupdate "
+    "xcode-select xcrun"
+)
 ANSWERS = {
     "sysctl": text("macos/sysctl_m4_max_128g"),
     "vm_stat": text("macos/vm_stat_idle_128g"),
@@ -40,8 +43,6 @@ ANSWERS = {
     "route": "   route to: default\n  interface: en0\n",
     "netstat": text("macos/netstat_studio"),
     "uname": "Darwin\n",
-    "xcodeselect": "/Library/Developer/CommandLineTools\n",
-    "xcrun": "/Library/Developer/CommandLineTools/usr/bin/clang\n",
 }
 # Programs of Linux that a Mac does not have: to ask for one is a mistake.
 FOREIGN = ("ip", "nft", "systemctl", "useradd", "userdel", "groupadd", "usermod", "modprobe", "apt-get", "journalctl")
@@ -105,9 +106,8 @@ class Mac:
             self._stand_in("recorded/bin/" + name)
         self._stand_in("opt/homebrew/bin/brew")
         os.chown(self.path("opt/homebrew/bin/brew"), 501, 20)
-        self._stand_in("recorded/bin/xcode-select")
         for key, answer in ANSWERS.items():
-            self.path("recorded/answers/" + key.replace("xcodeselect", "xcode-select")).write_text(answer)
+            self.path("recorded/answers/" + key).write_text(answer)
         self.path("recorded/answers/ifconfig.wgllama.rc").write_text("1")
         inside = {"PATH": "/recorded/bin:/usr/bin:/bin", "PYTHONPATH": "/recorded/site", "LC_ALL": "C.UTF-8"}
         lines = ["#!/bin/sh", f'exec ip netns exec {self.namespace} unshare -m /bin/sh {self.directory}/enter "$@"']
@@ -135,10 +135,10 @@ class Mac:
             script.append(f"mount --rbind {shlex.quote(outside)} {shlex.quote(str(self.path(within)))}")
         words = " ".join(f"{key}={value}" for key, value in inside.items())
         script.append(f'exec chroot {shlex.quote(str(self.root))} /usr/bin/env -i HOME=/root {words} /bin/sh "$@"')
-        # sudo starts the same shell by its name, from inside.
-        within = self.path(str(self.directory / "sh"))
-        within.parent.mkdir(parents=True, exist_ok=True)
-        within.symlink_to("/bin/sh")
+        # Who asks for the same shell from inside gets the plain one.
+        shell = self.path(str(self.directory / "sh"))
+        shell.parent.mkdir(parents=True, exist_ok=True)
+        shell.symlink_to("/bin/sh")
         (self.directory / "enter").write_text("set -e\n" + "\n".join(script) + "\n")
 
     def shared(self) -> list[str]:
@@ -151,8 +151,8 @@ class Mac:
         path.write_text(f'#!/bin/sh\nSTAND_IN={path.name} exec {sys.executable} -S -E /recorded/tools/tools.py "$@"\n')
         path.chmod(0o755)
 
-    def play(self, tasks: list[dict[str, Any]], *arguments: str, ok: bool = True) -> dict[str, int]:
-        """Run tasks on the Mac; the counts of its recap."""
+    def play(self, tasks: list[dict[str, Any]] | Path, *arguments: str, ok: bool = True) -> dict[str, int]:
+        """Run tasks, or a playbook, on the Mac; the counts of its recap."""
         hosts = {
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
@@ -169,15 +169,21 @@ class Mac:
         (self.directory / "hosts.yml").write_text(
             yaml.safe_dump({"all": {"children": {"llama_fleet": {"children": groups, "vars": hosts}}}})
         )
-        play = [{"name": "Play", "hosts": "studio", "gather_facts": False, "tasks": tasks}]
-        (self.directory / "play.yml").write_text(yaml.safe_dump(play))
+        playbook = self.directory / "play.yml"
+        if isinstance(tasks, Path):
+            playbook = tasks
+        else:
+            play = [{"name": "Play", "hosts": "studio", "gather_facts": False, "tasks": tasks}]
+            playbook.write_text(yaml.safe_dump(play))
         program = Path(sys.executable).parent / "ansible-playbook"
-        argv = [str(program), "-i", str(self.directory / "hosts.yml"), str(self.directory / "play.yml"), *arguments]
+        argv = [str(program), "-i", str(self.directory / "hosts.yml"), str(playbook), *arguments]
         environment = {
             **os.environ,
             "ANSIBLE_COLLECTIONS_PATH": str(netns.COLLECTIONS),
             "ANSIBLE_CONFIG": str(netns.COLLECTIONS.parent / "ansible.cfg"),
             "ANSIBLE_LOCAL_TEMP": str(self.directory / "tmp"),
+            # What the local connection starts everything with: raw takes no notice of ansible_shell_executable.
+            "ANSIBLE_EXECUTABLE": str(self.directory / "sh"),
         }
         done = subprocess.run(
             argv, capture_output=True, text=True, env=environment, timeout=300, stdin=subprocess.DEVNULL, check=False

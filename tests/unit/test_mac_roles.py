@@ -123,3 +123,12 @@ def test_law_11_mesh_and_worker_of_a_mac(mac: Mac, llama_bin: Path) -> None:
     )
     assert jobs(mac) == {} and mac.state()["jobs"] == {} and mac.state()["rules"] == [] and mac.state()["wired"] == 0
     assert not mac.path("/etc/newsyslog.d/llamafleet.conf").exists() and mac.unrecorded() == ""
+
+
+def test_b6_04_a_fresh_mac_gets_the_command_line_tools_without_python(mac: Mac) -> None:
+    mac.path("/recorded/state.json").write_text('{"bare": true}')
+    mac.variables = {"ansible_python_interpreter": "/nowhere/python3"}
+    playbook = Path(__file__).parents[2] / "playbooks" / "bootstrap_macos.yml"
+    assert mac.play(playbook, "--limit", "studio")["changed"] == 1
+    assert mac.state()["bare"] is False and mac.unrecorded() == ""
+    assert mac.play(playbook, "--limit", "studio")["changed"] == 0 and mac.unrecorded() == ""

@@ -256,6 +256,24 @@ def lsof(words: list[str]) -> int:
     return 1
 
 
+def tools(words: list[str]) -> int:
+    """xcode-select and xcrun, which are stubs until softwareupdate has installed the tools."""
+    if STATE.get("bare"):
+        return complain("xcode-select: note: no developer tools were found, requesting install.", 1)
+    return say("/Library/Developer/CommandLineTools\n")
+
+
+def softwareupdate(words: list[str]) -> int:
+    label = "Command Line Tools for Xcode 16.4-16.4"
+    if words == ["-l"]:
+        seen = Path("/tmp/.com.apple.dt.CommandLineTools.installondemand.in-progress").exists()
+        return say("Software Update found the following:\n" + (f"* Label: {label}\n\tTitle: CLT\n" if seen else ""))
+    if words == ["-i", label] and os.environ.get("RUNS_AS", "root") == "root":
+        STATE["bare"] = False
+        return 0
+    return unrecorded("softwareupdate", words)
+
+
 def plutil(words: list[str]) -> int:
     plistlib.loads(Path(words[-1]).read_bytes())
     return say(f"{words[-1]}: OK\n")
@@ -279,7 +297,7 @@ def main() -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         path = HOME / "state.json"
         STATE.update(json.loads(path.read_text()) if path.exists() else {})
-        tool = globals().get(name)
+        tool = globals().get({"xcode-select": "tools", "xcrun": "tools"}.get(name, name))
         status = int(tool(words)) if callable(tool) and name in KEEPERS else answer(name, words)
         path.write_text(json.dumps(STATE))
     return status
@@ -287,7 +305,7 @@ def main() -> int:
 
 KEEPERS = (
     *("brew", "defaults", "dscl", "dseditgroup", "launchctl", "lsof", "pfctl", "plutil", "pmset", "ps", "sysctl"),
-    "socketfilterfw",
+    *("socketfilterfw", "softwareupdate", "xcode-select", "xcrun"),
 )
 
 if __name__ == "__main__":
