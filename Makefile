@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .SUFFIXES:
 .DEFAULT_GOAL := help
-.PHONY: fleet help demo clean test lint docs-check package-check sanity units molecule build bench changelog venv
+.PHONY: gpu-check fleet help demo clean test lint docs-check package-check sanity units molecule build bench changelog venv
 
 # Options for ansible-playbook, for example: make demo ARGS="-e llama_fleet_build=b11434"
 ARGS ?=
@@ -52,6 +52,9 @@ molecule: ## the loopback fleet for real: converge, second run, verify, teardown
 
 fleet: ## real systemd hosts on this machine: mesh, firewall, services, faults (needs root)
 	@$(GATES) build fleet
+
+gpu-check: ## the collection against a real NVIDIA card; ARGS as of tests/gpu/check --help
+	@tests/gpu/check $(ARGS)
 
 build: ## llama.cpp and the demo model for the tests, in .cache/llama
 	@$(GATES) build
