@@ -30,7 +30,7 @@ from typing import Any, Callable
 
 HOST = "127.0.0.1"
 TARGETS = ("ggml-rpc-server", "llama-server")
-KEEP_FOR_CHECKS = 120.0  # seconds of the deadline that the build must leave
+KEEP_FOR_CHECKS = 90.0  # seconds of the deadline that the build must leave
 
 
 class CheckError(Exception):
@@ -133,10 +133,14 @@ class Check:
             self.bin = Path(os.environ["LLAMAFLEET_TEST_BIN"])
             return {"bin": "LLAMAFLEET_TEST_BIN"}
         from ansible_collections.llamafleet.rpc.plugins.module_utils._builds import base_switches
+        from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
 
         source = self._sources()
         tree = self.work / "tree"
-        switches = [*base_switches(self.options.build), *self.facts["cmake_flags"]]
+        nvcc = SystemRunner().which("nvcc")
+        if nvcc is None:
+            raise CheckError("there is no nvcc: install the CUDA toolkit, or put its bin directory into PATH")
+        switches = [*base_switches(self.options.build), *self.facts["cmake_flags"], f"-DCMAKE_CUDA_COMPILER={nvcc}"]
         ninja = ["-G", "Ninja"] if output_of(["ninja", "--version"])[:1].isdigit() else []
         self._must("cmake", ["cmake", "-S", str(source), "-B", str(tree), *ninja, *switches])
         jobs = str(os.cpu_count() or 1)

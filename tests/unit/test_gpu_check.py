@@ -9,12 +9,14 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "check"
+SMI = Path(__file__).parent / "recordings" / "nvidia_smi"
 
 
 def check(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
@@ -55,3 +57,27 @@ def test_what_fails_is_in_the_report(tmp_path: Path) -> None:
     assert status == 1 and not report["ok"] and report["error"]
     assert report["steps"]["machine"]["ok"] and "cpus" in report["steps"]["machine"]["result"]
     assert not all(step["ok"] for step in report["steps"].values())
+
+
+@pytest.mark.real
+def test_up_to_the_card_with_a_toolkit_that_is_none(tmp_path: Path, llama_bin: Path, demo_model: Path) -> None:
+    """nvidia-smi, nvcc and cmake are stand-ins, the programs are those of the CPU: so the worker finds no CUDA0."""
+    (tmp_path / "llama" / "ggml" / "src" / "ggml-rpc").mkdir(parents=True)
+    with tarfile.open(tmp_path / "source.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "llama", "llama.cpp-x")
+    smi = f'f=core_4090_570; case "$1" in *compute_cap*) f=compute_cap_4090_570;; esac; cat {SMI}/$f.csv'
+    make = f'[ "$1" != -S ] || mkdir "$4"; [ "$1" != --build ] || ln -s {llama_bin} "$2"/bin'
+    tools = {"nvidia-smi": smi, "nvcc": f"cat {SMI}/nvcc_12.4.txt", "cmake": f'echo "$@" >> {tmp_path}/asked; {make}'}
+    for name, script in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    status, report = check(
+        tmp_path,
+        *("--source", str(tmp_path / "source.tar.gz"), "--model", str(demo_model)),
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+    )
+    assert status == 1 and report["steps"]["build"]["ok"], report["error"]
+    configure, build = (tmp_path / "asked").read_text().splitlines()[-2:]
+    assert "-DGGML_CUDA=ON" in configure and f"-DCMAKE_CUDA_COMPILER={tmp_path}/nvcc" in configure
+    assert "/source/llama.cpp-x -B " in configure and build.endswith("--target ggml-rpc-server llama-server")
+    assert "unknown device: CUDA0" in report["error"]
