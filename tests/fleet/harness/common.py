@@ -34,6 +34,7 @@ KEY = DIR / "id_ed25519"
 INVENTORY = DIR / "inventory.yml"
 SSH_CONFIG = DIR / "ssh_config"
 KNOWN_HOSTS = DIR / "known_hosts"
+CONNECTIONS = DIR / "cp"
 
 # Command that must work -> Debian package that has it.
 _COMMANDS = {

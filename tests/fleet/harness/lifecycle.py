@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -84,6 +85,8 @@ def write_access(fleet: Fleet) -> None:
             "vars": {
                 "ansible_user": "deploy",
                 "ansible_ssh_common_args": f"-F {common.SSH_CONFIG}",
+                # Connections that Ansible keeps are known by address, and the hosts of another fleet have the same ones.
+                "ansible_control_path_dir": str(common.CONNECTIONS),
                 "ansible_python_interpreter": "/usr/bin/python3",
             },
             "children": {
@@ -107,6 +110,7 @@ def sweep() -> None:
     if _MADE_NETNS_DIRECTORY.exists():
         network.forget_directory()
         _MADE_NETNS_DIRECTORY.unlink()
+    shutil.rmtree(common.CONNECTIONS, ignore_errors=True)
     for path in (common.INVENTORY, common.SSH_CONFIG, common.KNOWN_HOSTS, common.DIR / "helpers.log"):
         path.unlink(missing_ok=True)
     state.forget()
