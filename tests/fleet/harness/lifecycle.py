@@ -85,7 +85,7 @@ def write_access(fleet: Fleet) -> None:
             "vars": {
                 "ansible_user": "deploy",
                 "ansible_ssh_common_args": f"-F {common.SSH_CONFIG}",
-                # Connections that Ansible keeps are known by address, and the hosts of another fleet have the same ones.
+                # Connections that Ansible keeps go by address, and the hosts of another fleet have the same ones.
                 "ansible_control_path_dir": str(common.CONNECTIONS),
                 "ansible_python_interpreter": "/usr/bin/python3",
             },
