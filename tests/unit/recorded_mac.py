@@ -143,8 +143,10 @@ class Mac:
 
     def shared(self) -> list[str]:
         """Directories of this machine that the Mac has, too."""
-        binary = os.environ.get("LLAMAFLEET_TEST_BIN")
-        return [str(Path(binary).resolve())] if binary else []
+        binary, model = os.environ.get("LLAMAFLEET_TEST_BIN"), os.environ.get("LLAMAFLEET_TEST_MODEL")
+        return [
+            str(path) for path in (binary and Path(binary).resolve(), model and Path(model).resolve().parent) if path
+        ]
 
     def _stand_in(self, name: str) -> None:
         path = self.path(name)

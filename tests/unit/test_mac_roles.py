@@ -10,6 +10,7 @@ import plistlib
 import random
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -123,6 +124,33 @@ def test_law_11_mesh_and_worker_of_a_mac(mac: Mac, llama_bin: Path) -> None:
     )
     assert jobs(mac) == {} and mac.state()["jobs"] == {} and mac.state()["rules"] == [] and mac.state()["wired"] == 0
     assert not mac.path("/etc/newsyslog.d/llamafleet.conf").exists() and mac.unrecorded() == ""
+
+
+def test_a_primary_of_a_mac(mac: Mac, llama_bin: Path, demo_model: Path) -> None:
+    """Planned, started under launchd and proved by an answer, with its layers on the CPU of the Linux below."""
+    mac.variables = {
+        "llama_primary_instances": [{"name": "own", "devices": ["CPU"]}],
+        "llama_primary_port": 18712,
+        "llama_primary_python": sys.executable,
+        "llama_primary_extra_args": ["-t", "1"],
+        "llamafleet_topology": {"default": {"primary": "studio", "workers": []}},
+        "llama_fleet_user": "root",
+        "build": {"bin_dir": str(llama_bin), **BUILD},
+        "file": {"path": str(demo_model.resolve()), "sha256": "0" * 64, "size": demo_model.stat().st_size},
+    }
+    facts = {"llamafleet_build": "{{ build }}", "llamafleet_model_file": "{{ file }}", "cacheable": True}
+    tasks: list[dict[str, Any]] = [
+        {"name": "Look", "llamafleet.rpc.host_facts": {}},
+        role("fleet", "prepare"),
+        {"name": "Build and model", "ansible.builtin.set_fact": facts},
+        role("primary", "plan"),
+        role("primary", "start"),
+    ]
+    mac.play(tasks)
+    job = jobs(mac)["llamafleet.llama-server-default"]
+    assert job["ProcessType"] == "Interactive" and job["ProgramArguments"][5].endswith("/launch.py")
+    assert "Paris" in mac.output and mac.unrecorded() == ""
+    assert mac.play(tasks)["changed"] == 0
 
 
 def test_b6_04_a_fresh_mac_gets_the_command_line_tools_without_python(mac: Mac) -> None:
