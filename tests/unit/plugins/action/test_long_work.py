@@ -34,7 +34,14 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 add_executable(ggml-rpc-server main.c)
 add_custom_command(TARGET ggml-rpc-server PRE_LINK COMMAND sleep 11)
 """
-FACTS = {"class_id": "linux-test", "cmake_flags": [], "cpu": {"isa": ""}, "user": {"home": "/"}}
+FACTS = {
+    "backend": "cpu",
+    "candidates": [{"backend": "cpu", "problems": []}],
+    "class_id": "linux-test",
+    "cmake_flags": [],
+    "cpu": {"isa": ""},
+    "user": {"home": "/"},
+}
 
 
 def test_a_progress_line_is_fit_for_a_log() -> None:
