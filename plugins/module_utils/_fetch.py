@@ -94,15 +94,21 @@ def redacted(url: str) -> str:
 
 
 def check_space(path: str, need: int, what: str) -> None:
-    """FetchError unless the file system of ``path`` (or of its nearest existing parent) has ``need`` bytes to spare."""
+    """FetchError unless the file system of ``path`` (or of its nearest existing parent) has ``need`` bytes to spare.
+
+    ``need`` is 0 where the size is not known yet.
+    """
     place = os.path.abspath(path)
     while not os.path.isdir(place):
         place = os.path.dirname(place)
     state = os.statvfs(place)
     free = state.f_bavail * state.f_frsize
     if free < need + _SPARE:
+        wants = f"{human(need)} below {path} and {human(_SPARE)} to stay free"
+        if not need:
+            wants = f"more than {human(_SPARE)} below {path}"
         raise FetchError(
-            f"not enough disk space for {what}: it needs {human(need)} below {path} and {human(_SPARE)} to stay free, "
+            f"not enough disk space for {what}: it needs {wants}, "
             f"but there are {human(free)}. Free {human(need + _SPARE - free)}, or choose another prefix."
         )
 

@@ -132,6 +132,12 @@ def test_space_is_checked_where_the_path_will_be(tmp_path: Path) -> None:
         _fetch.check_space(str(tmp_path / "not" / "there"), 10**9 * (1 << 20), "the model")
 
 
+def test_a_size_that_is_not_known_yet_is_not_called_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fetch, "_SPARE", 10**9 << 20)
+    with pytest.raises(FetchError, match=r"it needs more than 1,000,000,000\.0 MiB below .*Free"):
+        _fetch.check_space(str(tmp_path), 0, "the model")
+
+
 def listing(*names: str) -> dict[str, Any]:
     return {"siblings": [{"rfilename": name, "lfs": {"size": 5, "sha256": "a" * 64}} for name in names]}
 
