@@ -90,7 +90,7 @@ class Systemd:
         return systemd_unit(service, self._scope)
 
     def check(self, name: str, text: str) -> None:
-        """Refuse a unit that this host's systemd would, before it is put in place. What it loads beside it is not ours."""
+        """Refuse a unit that this host's systemd would, before it is put in place. What it loads beside is not ours."""
         with tempfile.TemporaryDirectory(prefix="llamafleet-") as directory:
             path = os.path.join(directory, name + ".service")
             write_atomic(path, text)

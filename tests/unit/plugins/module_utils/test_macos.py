@@ -211,7 +211,8 @@ def test_at_boot_the_anchor_is_loaded_with_the_tunnel_of_that_boot(tmp_path: Pat
     tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     tool.chmod(0o755)
     argv = list(_macos.pf_job("wg-llama", "/etc/pf.anchors/llamafleet")["ProgramArguments"])
-    argv[2] = argv[2].replace("/sbin/ifconfig", "false").replace("/sbin/pfctl", str(tool)).replace(_macos.TUNNELS, str(tmp_path))
+    for there, here in (("/sbin/ifconfig", "false"), ("/sbin/pfctl", str(tool)), (_macos.TUNNELS, str(tmp_path))):
+        argv[2] = argv[2].replace(there, here)
     subprocess.run(argv, check=True)
     assert (tmp_path / "asked").read_text().splitlines() == [
         f"-q -a com.apple/100.llamafleet -D mesh={mesh} -f /etc/pf.anchors/llamafleet",

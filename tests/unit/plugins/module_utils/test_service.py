@@ -121,7 +121,7 @@ def test_a_unit_that_systemd_refuses_is_not_put_in_place(tmp_path: Path) -> None
     good = program("exec sleep 1")
     converge(manager, good, "started", check=False)
     systemctl.calls.clear()
-    with pytest.raises(ServiceError, match="would not load the unit llama-t: .*no such program$"):
+    with pytest.raises(ServiceError, match=r"would not load the unit llama-t: .*no such program$"):
         converge(manager, program("exec bad"), "started", check=False)
     assert not {"stop", "start", "daemon-reload"} & set(systemctl.calls), "the running service is left alone"
     assert not converge(manager, good, "started", check=False).changed

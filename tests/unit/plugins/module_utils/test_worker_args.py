@@ -57,7 +57,8 @@ def test_a_device_brings_the_environment_that_it_is_seen_in() -> None:
 
 def test_the_tensor_cache_is_off() -> None:
     """Case B8-02: it never evicts, is not checked when read, and grew to 2 TB; so -c is never passed."""
-    for entry in ({"name": "g", "port": 5}, {"name": "c", "port": 6, "devices": ["CPU"]}):
+    entries: list[dict[str, Any]] = [{"name": "g", "port": 5}, {"name": "c", "port": 6, "devices": ["CPU"]}]
+    for entry in entries:
         (one,) = instances([entry])
         assert not {"-c", "--cache"} & set(one["service"]["argv"])
 
