@@ -218,7 +218,9 @@ def _link(facts: Mapping[str, Any] | None, endpoint: str | None) -> float | None
     """Speed of the interface that has the endpoint's address; None for a tunnel, whose speed nobody knows."""
     address = (endpoint or "").partition(":")[0]
     links = (facts or {}).get("links") or []
-    return next((link.get("speed_mbps") for link in links if address and link.get("address") == address), None)
+    # A tunnel names a speed that nobody measured (a TUN device says 10000), and is not there before the first run.
+    real = [link for link in links if link.get("medium") not in ("virtual", "wireguard")]
+    return next((link.get("speed_mbps") for link in real if address and link.get("address") == address), None)
 
 
 def _chosen_devices(inputs: Inputs, given: Mapping[str, Any], where: str) -> list[tuple[Device, Mapping[str, Any]]]:

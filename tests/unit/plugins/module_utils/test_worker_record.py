@@ -383,3 +383,12 @@ def test_building_a_record_leaves_its_inputs_alone() -> None:
     before = copy.deepcopy(inputs)
     record(**inputs)
     assert inputs == before
+
+
+@pytest.mark.parametrize("medium", ["virtual", "wireguard"])
+def test_the_speed_that_a_tunnel_names_is_not_believed(medium: str) -> None:
+    """Law 18: facts are collected before the tunnel is there, and by the second run with it and its made-up speed."""
+    with_link = facts()
+    with_link["links"] = [{"interface": "wg0", "address": "10.0.0.2", "speed_mbps": 10000, "medium": medium}]
+    made = record(worker(endpoint="10.0.0.2:18711"), facts=with_link)
+    assert made["instances"][0]["link_mbps"] is None
