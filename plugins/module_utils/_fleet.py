@@ -10,17 +10,34 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._extra_args import checked_extra_args
+from ansible_collections.llamafleet.rpc.plugins.module_utils._memory import ContextParams
 from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import (
     DEFAULT_INSTANCES,
     checked_address,
     checked_instances,
+    checked_port,
 )
 
 DEFAULT_CLUSTER = "default"
 DEFAULT_ADDRESS = "127.0.0.1"
 DEFAULT_PRIMARY_PORT = 8080
+#: Ports below are given to root alone (Linux, net.ipv4.ip_unprivileged_port_start).
+FIRST_FREE_PORT = 1024
 #: What the roles llama_fleet and llama_mesh do where nothing else is said.
 DEFAULT_SCOPE, DEFAULT_MESH = "system", "wireguard"
+#: The settings of a primary that its memory follows from, with the defaults of the role.
+CONTEXT: Mapping[str, Any] = {
+    "n_ctx": 4096,
+    "n_parallel": 1,
+    "type_k": "f16",
+    "type_v": "f16",
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "flash_attn": "auto",
+    "kv_unified": True,
+    "swa_full": False,
+}
 PRIMARY_GROUP = "llama_primary"
 WORKER_GROUP = "llama_workers"
 
@@ -49,9 +66,13 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
         for group in (PRIMARY_GROUP, WORKER_GROUP):
             if group in groups:
                 members[group].append(name)
+        if not groups & {PRIMARY_GROUP, WORKER_GROUP}:
+            problems.append(f"{name} is in neither {PRIMARY_GROUP} nor {WORKER_GROUP}; put it into one of them")
+        if PRIMARY_GROUP in groups:
+            problems += _primary_problems(host, name, cluster, endpoints)
         if WORKER_GROUP in groups:
             problems += _worker_problems(host, name, cluster, clusters, endpoints)
-    problems += _cluster_problems(clusters)
+    problems += _cluster_problems({name: members for name, members in clusters.items() if any(members.values())})
     if len(builds) > 1:
         listed = "; ".join(
             f"{build or 'the default'}: {', '.join(names[:5])}" for build, names in sorted(builds.items())
@@ -60,6 +81,54 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
             f"llama_fleet_build differs between hosts ({listed}). Every host must run the same build: set it for all"
         )
     return problems
+
+
+def _primary_problems(host: Mapping[str, Any], name: str, cluster: str, endpoints: dict[str, str]) -> list[str]:
+    found: list[str] = []
+    address = str(host.get("llama_primary_host") or DEFAULT_ADDRESS)
+    try:
+        port = checked_port(host.get("llama_primary_port", DEFAULT_PRIMARY_PORT), f"{name}: llama_primary_port")
+        # A worker on a loopback address is on the primary's own machine.
+        key = f"{cluster} {DEFAULT_ADDRESS}:{port}"
+        if key in endpoints:
+            found.append(f"{name}: llama_primary_port {port} is that of {endpoints[key]}; choose another")
+        endpoints[key] = f"the API of {name}"
+    except FleetError as error:
+        found.append(str(error))
+    try:
+        checked_extra_args(host.get("llama_primary_extra_args") or [])
+        ContextParams(**{option: _context_value(host, option) for option in CONTEXT if _given(host, option)})
+    except FleetError as error:
+        found.append(str(error) if name in str(error) else f"{name}: {error}")
+    open_to_others = not address.startswith("127.")
+    if (
+        open_to_others
+        and not host.get("llama_primary_api_key_file")
+        and not _yes(host, "llama_primary_unauthenticated")
+    ):
+        found.append(
+            f"{name}: llama_primary_host {address} would serve others without a key. Set llama_primary_api_key_file, or "
+            "llama_primary_unauthenticated: true if that is meant"
+        )
+    return found
+
+
+def _given(host: Mapping[str, Any], option: str) -> bool:
+    return option == "n_ctx" or host.get(f"llama_primary_{option}") is not None
+
+
+def _yes(host: Mapping[str, Any], variable: str) -> bool:
+    return str(host.get(variable) or "").lower() in ("true", "yes", "1", "on")
+
+
+def _context_value(host: Mapping[str, Any], option: str) -> Any:
+    """A setting of the context as it is planned with; from the command line numbers come as text."""
+    value = host.get(f"llama_primary_{option}", CONTEXT[option])
+    if isinstance(CONTEXT[option], bool):
+        return _yes(host, f"llama_primary_{option}")
+    if isinstance(CONTEXT[option], int) and isinstance(value, str) and value.lstrip("-").isdigit():
+        return int(value)
+    return value
 
 
 def _worker_problems(
@@ -90,6 +159,10 @@ def _worker_problems(
         key = f"{serves} {endpoint}" if address.startswith("127.") else endpoint
         key = f"{name} {endpoint}" if meshed else key
         owner = f"{name} (instance {instance['name']})"
+        if instance["port"] < FIRST_FREE_PORT:
+            found.append(
+                f"{owner}: port {instance['port']} is for root alone, and services run without; take 1024 or more"
+            )
         if key in endpoints:
             found.append(
                 f"endpoint {endpoint} is given twice, by {endpoints[key]} and {owner}; "

@@ -19,12 +19,15 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import par
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 
 _INSTANCE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DEVICE_NAME = re.compile(r"[A-Za-z]+[0-9]*")
 _KEYS = {
     "name", "port", "devices", "backend", "memory_limit", "env", "cluster", "numa_node", "threads",
     "priority", "min_units", "max_units",
 }  # fmt: skip
 
+BACKENDS = ("cpu", "cuda", "rocm", "metal", "vulkan", "sycl")
 DEFAULT_INSTANCES: list[dict[str, Any]] = [{"name": "default", "port": 50052}]
 
 #: What llama.cpp calls the device nodes' classes; a name that does not exist on a host is ignored by systemd.
@@ -86,11 +89,40 @@ def checked_instances(instances: object, host: str) -> list[dict[str, Any]]:
         port = checked_port(entry.get("port", 50052), where)
         if any(other["port"] == port for other in checked):
             raise WorkerError(f"{where}: port {port} is taken by another instance of this host")
-        for device in entry.get("devices") or []:
-            if not _DEVICE_NAME.fullmatch(str(device)):
-                raise WorkerError(f"{where}: device {device!r} is no llama.cpp device name such as CUDA0, MTL0 or CPU")
+        _check_values(entry, where)
         checked.append({**entry, "name": name, "port": port})
     return checked
+
+
+def _check_values(entry: Mapping[str, Any], where: str) -> None:
+    """What an instance says beside its name and port, so far as it can be judged without its host."""
+    devices = entry.get("devices") or []
+    if isinstance(devices, (str, Mapping)) or not isinstance(devices, Sequence):
+        raise WorkerError(f"{where}: devices is {devices!r}, not a list such as [CUDA0]")
+    for device in devices:
+        if not _DEVICE_NAME.fullmatch(str(device)):
+            raise WorkerError(f"{where}: device {device!r} is no llama.cpp device name such as CUDA0, MTL0 or CPU")
+    if entry.get("backend") not in (None, *BACKENDS):
+        raise WorkerError(f"{where}: backend {entry['backend']!r} is not one of {', '.join(BACKENDS)}")
+    for key, least in (("threads", 1), ("numa_node", 0), ("priority", 0), ("min_units", 0), ("max_units", 0)):
+        value = entry.get(key)
+        if value is not None and (isinstance(value, bool) or not str(value).isdigit() or int(value) < least):
+            raise WorkerError(f"{where}: {key} is {value!r}, not a whole number of at least {least}")
+    if int(entry.get("min_units") or 0) > int(entry.get("max_units", 1 << 30) or 0):
+        raise WorkerError(f"{where}: min_units {entry['min_units']} is more than max_units {entry['max_units']}")
+    environment = entry.get("env") or {}
+    if not isinstance(environment, Mapping):
+        raise WorkerError(f"{where}: env is {environment!r}, not a mapping of variables")
+    for key, value in environment.items():
+        if not _VARIABLE.fullmatch(str(key)) or _CONTROL.search(str(value)):
+            raise WorkerError(f"{where}: env {key!r}: {value!r} can be no environment variable of a service")
+    if entry.get("cluster") is not None and not _INSTANCE_NAME.fullmatch(str(entry["cluster"])):
+        raise WorkerError(f"{where}: cluster {entry['cluster']!r} must be 1 to 31 of a-z, 0-9 and '-'")
+    if entry.get("memory_limit") is not None:
+        try:
+            parse_size(entry["memory_limit"], 1 << 60, "memory_limit")
+        except FleetError as error:
+            raise WorkerError(f"{where}: {error}") from None
 
 
 def instance_devices(instance: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:

@@ -31,14 +31,14 @@ GOOD = [
     worker(
         "b",
         llama_worker_address="10.0.0.3",
-        llama_worker_instances=[{"name": "x", "port": 1}, {"name": "y", "port": 2}],
+        llama_worker_instances=[{"name": "x", "port": 1801}, {"name": "y", "port": 1802}],
     ),
 ]
 
 
 def test_a_good_fleet_has_no_problems() -> None:
     assert fleet_problems(GOOD) == []
-    ports = {"p": [8080], "a": [50052], "b": [1, 2]}
+    ports = {"p": [8080], "a": [50052], "b": [1801, 1802]}
     assert topology(GOOD) == {"default": {"primary": "p", "workers": ["a", "b"], "ports": ports}}
 
 
@@ -79,6 +79,25 @@ def test_a_good_fleet_has_no_problems() -> None:
         ([primary(), worker("a", llama_worker_instances=[{"devices": ["CUDA 0"]}])], "'CUDA 0' is no llama.cpp device"),
         ([primary(llama_fleet_build="b11434"), worker("a", llama_fleet_build="b11430")], "llama_fleet_build differs"),
         ([primary(llama_fleet_cluster="A B")], "'A B' must be"),
+        ([*GOOD, {"inventory_hostname": "stray", "group_names": ["llama_fleet"]}], "stray is in neither"),
+        ([primary(llama_primary_port=70000), worker("a")], "p: llama_primary_port: port 70000"),
+        ([primary(llama_primary_port="abc"), worker("a")], "p: llama_primary_port: port 'abc'"),
+        ([primary(llama_primary_port=50052), worker("a", llama_fleet_scope="user")], "that of|given twice"),
+        ([primary(llama_primary_host="0.0.0.0"), worker("a")], "would serve others without a key"),
+        ([primary(llama_primary_extra_args=["-ts", "1"]), worker("a")], "p: llama_primary_extra_args: -ts is refused"),
+        ([primary(llama_primary_n_ctx="many"), worker("a")], "p: n_ctx is 'many'"),
+        ([primary(llama_primary_type_k="q9"), worker("a")], "p: type_k is 'q9'"),
+        ([primary(), worker("a", llama_worker_instances=[{"port": 22}])], "port 22 is for root alone"),
+        ([primary(), worker("a", llama_worker_instances=[{"devices": "CPU"}])], "devices is 'CPU', not a list"),
+        ([primary(), worker("a", llama_worker_instances=[{"backend": "foo"}])], "backend 'foo' is not one of"),
+        ([primary(), worker("a", llama_worker_instances=[{"threads": "many"}])], "threads is 'many'"),
+        ([primary(), worker("a", llama_worker_instances=[{"min_units": 3, "max_units": 2}])], "more than max_units"),
+        ([primary(), worker("a", llama_worker_instances=[{"env": [1]}])], "not a mapping of variables"),
+        (
+            [primary(), worker("a", llama_worker_instances=[{"memory_limit": "lots"}])],
+            "0.: memory_limit",
+        ),
+        ([primary(llama_primary_n_ctx="8192", llama_primary_kv_unified="true"), worker("a")], None),
     ],
 )
 def test_bad_input_is_named(hosts: list[dict[str, Any]], message: str | None) -> None:
