@@ -99,16 +99,12 @@ def _primary_problems(host: Mapping[str, Any], name: str, cluster: str, endpoint
         checked_extra_args(host.get("llama_primary_extra_args") or [])
         ContextParams(**{option: _context_value(host, option) for option in CONTEXT if _given(host, option)})
     except FleetError as error:
-        found.append(str(error) if name in str(error) else f"{name}: {error}")
-    open_to_others = not address.startswith("127.")
-    if (
-        open_to_others
-        and not host.get("llama_primary_api_key_file")
-        and not _yes(host, "llama_primary_unauthenticated")
-    ):
+        found.append(f"{name}: {error}")
+    guarded = host.get("llama_primary_api_key_file") or _yes(host, "llama_primary_unauthenticated")
+    if not address.startswith("127.") and not guarded:
         found.append(
-            f"{name}: llama_primary_host {address} would serve others without a key. Set llama_primary_api_key_file, or "
-            "llama_primary_unauthenticated: true if that is meant"
+            f"{name}: llama_primary_host {address} would serve others without a key. Set llama_primary_api_key_file, "
+            "or llama_primary_unauthenticated: true if that is meant"
         )
     return found
 
