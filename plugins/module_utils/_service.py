@@ -12,11 +12,12 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -192,6 +193,7 @@ class Supervisor:
             write_atomic(self._configuration, wanted)
         if self._running():
             return
+        self._end_orphans()
         # An environment of its own: what the run that starts it has there (tokens, agent sockets) must not live on.
         clean = ["/usr/bin/env", "-i", f"PATH={os.defpath}", f"HOME={self._directory}"]
         _must(
@@ -205,6 +207,26 @@ class Supervisor:
                     f"supervisord in {self._directory} does not answer after 15 s; see supervisord.log there"
                 )
             time.sleep(0.1)
+
+    def _end_orphans(self) -> None:
+        """End what a supervisor that was killed left behind: nobody looks after it, and it holds its port."""
+        mark = f"SUPERVISOR_SERVER_URL=unix://{self._directory}/s.sock"
+        deadline = time.monotonic() + 20
+        number = signal.SIGTERM
+        while True:
+            left = [
+                int(entry)
+                for entry in self._runner.listdir("/proc")
+                if entry.isdigit() and mark in (self._runner.read(f"/proc/{entry}/environ") or "").split("\0")
+            ]
+            if not left or (number == signal.SIGKILL and time.monotonic() > deadline + 5):
+                return
+            if time.monotonic() > deadline:
+                number = signal.SIGKILL
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(0.2)
 
     def path(self, name: str) -> str:
         return os.path.join(self._directory, "conf.d", name + ".conf")
@@ -349,3 +371,18 @@ def _wait_for_pid(manager: Manager, name: str) -> int | None:
             return pid
         time.sleep(0.1)
     return None
+
+
+def strays(manager: Manager, marker: str, keep: Sequence[str]) -> list[str]:
+    """Names of worker services whose definition holds ``marker`` (the state directory of their host) and that are not
+    to be kept: instances that were renamed or taken out of the inventory."""
+    directory, pattern = os.path.split(manager.path("*"))
+    if not os.path.isdir(directory):
+        return []
+    suffix = pattern[1:]
+    names = [entry[: -len(suffix)] for entry in sorted(os.listdir(directory)) if entry.endswith(suffix)]
+    return [
+        name
+        for name in names
+        if name.startswith("llama-rpc-") and name not in keep and marker in (read_text(manager.path(name)) or "")
+    ]

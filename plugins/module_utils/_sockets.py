@@ -351,8 +351,8 @@ def _lsof_endpoint(text: str) -> tuple[str, int]:
 
 def _supervisor_program(runner: Runner, pid: int, parent: int) -> str | None:
     # Every descendant inherits SUPERVISOR_PROCESS_NAME (a login through an sshd that supervisor runs, too): only a
-    # direct child of supervisord is a program of it.
-    if "supervisord" not in (runner.read(f"/proc/{parent}/cmdline") or ""):
+    # direct child of supervisord is a program of it, or one whose supervisord was killed, which process 1 adopts.
+    if parent != 1 and "supervisord" not in (runner.read(f"/proc/{parent}/cmdline") or ""):
         return None
     environment = dict(
         entry.split("=", 1) for entry in (runner.read(f"/proc/{pid}/environ") or "").split("\0") if "=" in entry

@@ -18,6 +18,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._service import (
     Supervisor,
     Systemd,
     converge,
+    strays,
 )
 from ansible_collections.llamafleet.rpc.plugins.module_utils._units import Service
 
@@ -34,6 +35,12 @@ def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]
     pid = directory / "supervisord.pid"
     if pid.exists():
         os.kill(int(pid.read_text()), signal.SIGTERM)
+
+
+def runs(pid: int | None) -> bool:
+    """Whether a process runs; one that nobody reaped does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def wait_for(condition: object, seconds: float = 10) -> None:
@@ -125,3 +132,31 @@ def test_a_unit_that_systemd_refuses_is_not_put_in_place(tmp_path: Path) -> None
         converge(manager, program("exec bad"), "started", check=False)
     assert not {"stop", "start", "daemon-reload"} & set(systemctl.calls), "the running service is left alone"
     assert not converge(manager, good, "started", check=False).changed
+
+
+@pytest.mark.real
+def test_what_a_killed_supervisor_left_behind_is_ended_and_started_anew(
+    supervisor: Supervisor, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    service = program("exec sleep 605", name="llama-rpc-default-o")
+    first = converge(supervisor, service, "started", check=False)
+    main_pid = Path(os.path.dirname(supervisor.path("x")), "..", "supervisord.pid")
+    os.kill(int(main_pid.read_text()), signal.SIGKILL)
+    wait_for(lambda: supervisor.pid(service.name) is None)
+    assert os.path.exists(f"/proc/{first.pid}"), "the program outlives its supervisor"
+    again = converge(supervisor, service, "started", check=False)
+    assert again.restarted and again.pid not in (None, first.pid)
+    assert not runs(first.pid)
+    converge(supervisor, service, "absent", check=False)
+
+
+@pytest.mark.real
+def test_a_renamed_instance_is_found_by_its_host_directory(supervisor: Supervisor) -> None:
+    old = Service("llama-rpc-default-old", "t", ("/bin/sleep", "600"), log_path="")
+    ours = Service("llama-rpc-default-new", "t", ("/bin/sleep", "600"), working_directory="/")
+    for service, where in ((old, "/state/default/a/run"), (ours, "/state/default/a/run")):
+        converge(supervisor, Service(service.name, where, (*service.argv,), {"HOME": where}), "started", check=False)
+    assert strays(supervisor, "/state/default/a/", ["llama-rpc-default-new"]) == ["llama-rpc-default-old"]
+    assert strays(supervisor, "/state/default/b/", []) == []
+    for service in (old, ours):
+        converge(supervisor, service, "absent", check=False)
