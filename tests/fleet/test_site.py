@@ -298,7 +298,7 @@ def test_a_host_goes_and_a_port_changes(site: Site, inventory: Inventory) -> Non
     assert endpoint("w1").endswith(":18799") and endpoint("w1") in plan["rpc"] and stranger not in plan["rpc"]
     assert sh("w1", "cat /proc/sys/net/ipv4/ip_local_reserved_ports") == "18799\n"
     assert f"dport {PORT}" not in sh("w1", "nft list table inet llamafleet")
-    assert connect("w3", endpoint("w1").split(":")[0], 18799) in {
+    assert connect("w3", endpoint("w1").split(":", maxsplit=1)[0], 18799) in {
         "timed out",
         "No route to host",
         "Network is unreachable",

@@ -316,7 +316,7 @@ def test_pause_and_resume_of_a_serving_fleet(
 ) -> None:
     """Idle and in the middle of an answer: the primary ends, says for whom it waits, and comes back by itself."""
     directory = Path(os.path.dirname(supervisor.path("x"))).parent
-    ports = [free_port() for _ in range(3)]
+    ports = [free_port() for _number in range(3)]
     endpoints = [f"127.0.0.1:{port}" for port in ports[1:]]
     hosts = ["deskbox", "rack"]
     services = []

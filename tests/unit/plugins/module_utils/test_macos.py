@@ -144,7 +144,7 @@ def test_a_mac_without_the_setting_is_told_so(launchd: FakeLaunchd, wall: Wall) 
 
 # --------------------------------------------------------------------------------------------- packet filter
 
-DOORS = [Door(50052, "10.98.0.1"), Door(50053, None)]
+DOORS = (Door(50052, "10.98.0.1"), Door(50053, None))
 
 
 def test_law_11_the_port_is_open_to_the_primary_on_the_tunnel_only() -> None:

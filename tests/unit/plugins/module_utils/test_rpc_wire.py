@@ -176,7 +176,7 @@ def test_a_primary_that_is_connected_does_not_fill_the_queue_of_its_worker() -> 
         busy.listen(1)
         port = busy.getsockname()[1]
         with socket.create_connection((HOST, port)):
-            answers = [connect_only(SystemRunner(), HOST, port, 0.5) for _ in range(4)]
+            answers = [connect_only(SystemRunner(), HOST, port, 0.5) for _number in range(4)]
             others = _sockets.clients(_sockets.read_table(SystemRunner()), HOST, port)
     assert [answer.status for answer in answers] == ["busy_ours"] * 4
     assert len(others) == 1
@@ -285,7 +285,7 @@ def test_a_held_worker_is_busy_at_once_lives_on_and_answers_again(llama_bin: Pat
             foreign, seconds = ask_timed(port)
             ours = ask(port, clients=(HOST,))
             stale = probe(SystemRunner(), HOST, port, 4, "7.0.0", [HOST], ["127.0.0.1:9"])
-            from_the_primary = [connect_only(SystemRunner(), HOST, port, 2).status for _ in range(4)]
+            from_the_primary = [connect_only(SystemRunner(), HOST, port, 2).status for _number in range(4)]
         assert (foreign.status, foreign.client) == ("busy_foreign", mine)
         assert seconds < 1
         assert (ours.status, ours.client) == ("busy_ours", mine)
