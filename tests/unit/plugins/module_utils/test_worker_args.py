@@ -108,6 +108,6 @@ def test_a_cpu_worker_ends_before_its_host_is_out_of_memory(
     memory: dict[str, int], entry: dict[str, Any], mib: int | None
 ) -> None:
     """Case B4-24: the kernel ends this service, and nothing else."""
-    facts = {**FACTS, "memory": {**memory, "available": 1, "usable": 1}}
+    facts: dict[str, Any] = dict(FACTS, memory={**memory, "available": 1, "usable": 1})
     (one,) = instances([{"name": "c", "port": 5, "devices": ["CPU"], **entry}], facts=facts)
     assert one["service"]["memory_max"] == (mib if mib is None else mib << 20)
