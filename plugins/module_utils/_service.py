@@ -373,14 +373,21 @@ def _wait_for_pid(manager: Manager, name: str) -> int | None:
     return None
 
 
+_EXAMPLE = "llama-rpc-x"  # any name: how a manager names the file of a service shows in it
+
+
 def strays(manager: Manager, marker: str, keep: Sequence[str]) -> list[str]:
     """Names of worker services whose definition holds ``marker`` (the state directory of their host) and that are not
     to be kept: instances that were renamed or taken out of the inventory."""
-    directory, pattern = os.path.split(manager.path("*"))
+    directory, example = os.path.split(manager.path(_EXAMPLE))
     if not os.path.isdir(directory):
         return []
-    suffix = pattern[1:]
-    names = [entry[: -len(suffix)] for entry in sorted(os.listdir(directory)) if entry.endswith(suffix)]
+    before, _name, after = example.partition(_EXAMPLE)
+    names = [
+        entry[len(before) : len(entry) - len(after)]
+        for entry in sorted(os.listdir(directory))
+        if entry.startswith(before) and entry.endswith(after)
+    ]
     return [
         name
         for name in names
