@@ -155,14 +155,9 @@ started_at:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._launchd import Launchd
+from ansible_collections.llamafleet.rpc.plugins.module_utils._managers import manager_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
-from ansible_collections.llamafleet.rpc.plugins.module_utils._service import (
-    Manager,
-    Supervisor,
-    Systemd,
-    converge,
-)
+from ansible_collections.llamafleet.rpc.plugins.module_utils._service import Systemd, converge
 from ansible_collections.llamafleet.rpc.plugins.module_utils._sockets import describe_process
 from ansible_collections.llamafleet.rpc.plugins.module_utils._units import Service
 
@@ -197,13 +192,7 @@ def main() -> None:
     )
     options = module.params
     runner = SystemRunner()
-    manager: Manager
-    if options["manager"] == "systemd":
-        manager = Systemd(runner, options["scope"])
-    elif options["manager"] == "launchd":
-        manager = Launchd(runner)
-    else:
-        manager = Supervisor(runner, options["directory"])
+    manager = manager_of(runner, options)
     try:
         service = Service(
             name=options["name"],

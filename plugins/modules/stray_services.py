@@ -71,9 +71,9 @@ removed:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._launchd import Launchd
+from ansible_collections.llamafleet.rpc.plugins.module_utils._managers import manager_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
-from ansible_collections.llamafleet.rpc.plugins.module_utils._service import Manager, Supervisor, Systemd, strays
+from ansible_collections.llamafleet.rpc.plugins.module_utils._service import strays
 
 
 def main() -> None:
@@ -90,13 +90,7 @@ def main() -> None:
     )
     options = module.params
     runner = SystemRunner()
-    manager: Manager
-    if options["manager"] == "systemd":
-        manager = Systemd(runner, options["scope"])
-    elif options["manager"] == "launchd":
-        manager = Launchd(runner)
-    else:
-        manager = Supervisor(runner, options["directory"])
+    manager = manager_of(runner, options)
     try:
         removed = strays(manager, options["host_directory"].rstrip("/") + "/", options["keep"])
         for name in [] if module.check_mode else removed:
