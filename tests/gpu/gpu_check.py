@@ -191,7 +191,10 @@ class Check:
         # In a dry run there is no card that could take the other layers.
         most = layers if self.options.dry_run_cpu and not gpu else 8
         second = {"name": "cpu", "port": free_port(), "devices": ["CPU"], "backend": "cpu", "max_units": most}
-        return [first, second] if gpu else [second]
+        workers = [first, second] if gpu else [second]
+        # Threads wait for each other by spinning: with two per process and two other programs busy on two cores, 32
+        # tokens took over 60 s in place of one (measured on b11434). A dry run shares its machine with other tests.
+        return [{**worker, "threads": 1} for worker in workers] if self.options.dry_run_cpu else workers
 
     def fleet(self, name: str, gpu_is_lent: bool) -> dict[str, Any]:
         """Workers, probe, record, plan, answer, and promised against measured."""
@@ -260,7 +263,7 @@ class Check:
             raise CheckError(f"no plan: {plan['reason']}")
         port, log = free_port(), place / "server.log"
         argv = [str(self.bin / TARGETS[1]), *server_args(plan, self.model, build=self.options.build)]
-        argv += ["-lv", "4", "--host", HOST, "--port", str(port)]
+        argv += ["-lv", "4", "--host", HOST, "--port", str(port), *(["-t", "1"] if self.options.dry_run_cpu else [])]
         environment = {"GGML_RPC_NO_RDMA": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "LLAMA_CACHE": str(place / "cache")}
         with running(argv, environment, log):
             api = _completion.parse_url(f"http://{HOST}:{port}")
