@@ -167,6 +167,13 @@ def parse_config(text: str) -> dict[str, Any]:
     return found
 
 
+def with_preshared(text: str) -> set[str]:
+    """Public keys of the peers whose section has a preshared key."""
+    sections = text.split("[Peer]")[1:]
+    found = (re.search(r"^PublicKey = (\S+)", part, re.M) for part in sections if "\nPresharedKey = " in part)
+    return {one.group(1) for one in found if one}
+
+
 def drop_in(userspace: bool) -> str:
     """The drop-in of wg-quick@, empty for none: without a kernel module it names what takes its place."""
     if not userspace:
@@ -521,9 +528,14 @@ def sync(runner: Runner, name: str, text: str, n_peers: int, directory: str) -> 
     if result.rc != 0:
         # wg quotes the line that it could not read, and that line may be a key.
         raise MeshError(f"wg syncconf {name} failed with status {result.rc}; the running interface is unchanged")
-    listed = runner.run(["wg", "show", name, "peers"], timeout=5.0).stdout.split()
+    listed = parse_dump(runner.run(["wg", "show", name, "dump"], timeout=5.0).stdout)[1]
     if len(listed) != n_peers:
         raise MeshError(f"{name} has {len(listed)} peers after loading {n_peers}; another program changes it")
+    # A peer that stays keeps its preshared key when its section has none any more (wireguard-tools 1.0.20210914).
+    for key in (key for key, peer in listed.items() if peer["psk"] and key not in with_preshared(plain)):
+        result = runner.run(["wg", "set", name, "peer", key, "preshared-key", "/dev/null"], timeout=5.0)
+        if result.rc != 0:
+            raise MeshError(f"{name}: the preshared key of peer {key} could not be removed: {_said(result)}")
 
 
 def converge(

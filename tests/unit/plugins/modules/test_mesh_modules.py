@@ -271,6 +271,20 @@ def test_a_rotated_key_replaces_the_old_one_everywhere(lab: netns.Lab) -> None:
     assert not mesh.node("n2")["node"]["key_changed"]
 
 
+def test_a_preshared_key_comes_changes_and_goes_without_a_restart(lab: netns.Lab) -> None:
+    """`wg syncconf` keeps the key of a peer whose section has none any more, so the interface is asked each time."""
+    mesh = Mesh(lab)
+    plan = mesh.all_up()
+    host = lab.hosts["n1"]
+    other = PRESHARED.replace("c", "d", 1)
+    for keys, live in (({"n2": PRESHARED}, PRESHARED), ({"n2": other}, other), ({}, "(none)")):
+        for name in ("n1", "n2"):
+            assert mesh.bring_up(plan, name, preshared_keys=keys)["actions"] == ["write", "sync"]
+            assert not mesh.bring_up(plan, name, preshared_keys=keys)["changed"]
+        assert host.run("wg", "show", host.interface, "preshared-keys").stdout.split()[1] == live
+        assert mesh.info(plan, "n1")["peers"][0]["status"] == "ok"
+
+
 def test_jumbo_cards_on_a_plain_path_do_not_make_a_jumbo_tunnel(lab: netns.Lab) -> None:
     """B5-01: both cards say 9000; what lies between carries 1500 for one host and 9000 for the other."""
     mesh = Mesh(lab, "")
