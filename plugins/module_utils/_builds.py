@@ -250,25 +250,6 @@ def isa_switches(isa: str, system: str = "Linux") -> list[str]:
     return [f"-DGGML_CPU_ARM_ARCH={_ARM_ARCH[isa]}"] if isa in _ARM_ARCH else []
 
 
-def cuda_architectures(capabilities: Iterable[str]) -> str:
-    """Value of CMAKE_CUDA_ARCHITECTURES for all ``capabilities`` ("8.6", "12.0") together: "86;120".
-
-    The union over the hosts that share a build. Never "native": without a GPU at hand it becomes an error text.
-    """
-    found = set()
-    for text in capabilities:
-        match = re.fullmatch(r"([1-9][0-9]?)\.([0-9])[a-z]?", str(text).strip())
-        if match is None:
-            raise BuildError(
-                f"CUDA compute capability {text!r} is not of the form 8.6; take it from "
-                "nvidia-smi --query-gpu=compute_cap (native is refused: it depends on the machine that compiles)"
-            )
-        found.add(int(match.group(1)) * 10 + int(match.group(2)))
-    if not found:
-        raise BuildError("no CUDA compute capability given; take them from nvidia-smi --query-gpu=compute_cap")
-    return ";".join(str(number) for number in sorted(found))
-
-
 _SWITCH = re.compile(r"-D([A-Za-z_][A-Za-z0-9_]*)(?::[A-Z]+)?=(.*)", re.DOTALL)
 
 

@@ -119,19 +119,6 @@ def test_every_build_is_offline_static_and_without_rdma() -> None:
     assert between["LLAMA_BUILD_WEBUI"] == between["LLAMA_BUILD_UI"] == "OFF"
 
 
-def test_cuda_architectures_are_the_union_and_never_native() -> None:
-    """B2-07: on a machine without a GPU "native" becomes an error text."""
-    assert _builds.cuda_architectures(["6.1", "8.6", "12.0"]) == "61;86;120"
-    assert _builds.cuda_architectures(["12.0", "8.6", "8.6", " 6.1"]) == "61;86;120"
-    for bad in ("native", "No CUDA devices found.", "86", ""):
-        with pytest.raises(BuildError, match=r"is not of the form 8\.6"):
-            _builds.cuda_architectures([bad])
-    with pytest.raises(BuildError, match="no CUDA compute capability given"):
-        _builds.cuda_architectures([])
-    with pytest.raises(BuildError, match="native is refused"):
-        _builds.merge_switches(["-DCMAKE_CUDA_ARCHITECTURES=native"])
-
-
 def test_switches_merge_by_name() -> None:
     assert _builds.merge_switches(["-DB=1", "-DA=1"], ["-DB:STRING=2"]) == ["-DA=1", "-DB=2"]
     for bad in ("DA=1", "-DA", "--fresh", "-D1=2", ""):

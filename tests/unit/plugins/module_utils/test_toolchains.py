@@ -12,13 +12,14 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._backends import (
     one_each,
     several_builds,
 )
-from ansible_collections.llamafleet.rpc.plugins.module_utils._builds import merge_switches
+from ansible_collections.llamafleet.rpc.plugins.module_utils._builds import BuildError, merge_switches
 from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import GIB, Device, Finding
 from ansible_collections.llamafleet.rpc.plugins.module_utils._hosts import collect
 from ansible_collections.llamafleet.rpc.plugins.module_utils._toolchains import (
     FAMILIES,
     Compilers,
     class_id,
+    cuda_architectures,
     cuda_problems,
     cuda_supports,
     family,
@@ -149,6 +150,16 @@ def test_switches_of_each_backend(backend: str, archs: list[str | None], system:
     flags = switches(backend, [device(arch, backend) for arch in archs], system)
     assert expected in flags
     assert merge_switches(flags)
+
+
+def test_architectures_are_the_union_of_the_cards_and_never_native() -> None:
+    """B2-07: on a machine without a GPU "native" becomes an error text. 12.0 is 120a, as ggml itself writes it."""
+    cards = [device(arch) for arch in ("sm_120", "sm_86", "sm_61", "sm_86")]
+    assert cuda_architectures(cards) == ["61", "86", "120a"]
+    flags = switches("cuda", cards, "Linux")
+    assert "-DCMAKE_CUDA_ARCHITECTURES=61;86;120a" in flags and not any("native" in flag for flag in flags)
+    with pytest.raises(BuildError, match="native is refused"):
+        merge_switches(flags, ["-DCMAKE_CUDA_ARCHITECTURES=native"])
 
 
 def test_a_cpu_build_on_linux_has_no_switches_and_unknown_cards_no_architectures() -> None:
