@@ -252,6 +252,12 @@ def detect_nvidia(
             devices.extend(_mig_device(row, cap, part, mig_memory, machine_id, traits) for part in slices[uuid])
         else:
             devices.append(_device(row, position, cap, machine_id, memory, traits, own.get(uuid or "", 0)))
+    names = [part.uuid for parts in slices.values() for part in parts]
+    if len(names) > 1:
+        complaints.append(
+            f"{len(names)} MIG slices, of which a process sees one: give each an instance of its own, with env: "
+            f"{{CUDA_VISIBLE_DEVICES: {names[0]}}} and so on ({', '.join(names[1:])})"
+        )
     if runner.exists("/dev/nvidiactl") and not runner.exists("/dev/nvidia-uvm"):
         complaints.append(
             "/dev/nvidia-uvm is missing, so CUDA cannot start: run nvidia-modprobe -c0 -u as root, or nvidia-smi -L "

@@ -17,6 +17,7 @@ from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import parse_size, reserve_bytes
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._visible import seen_devices
 
 _INSTANCE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -130,13 +131,17 @@ def instance_devices(instance: Mapping[str, Any], facts: Mapping[str, Any]) -> l
     if instance.get("devices"):
         return [str(name) for name in instance["devices"]]
     backend = instance.get("backend") or facts.get("backend") or "cpu"
-    names = [str(device["name"]) for device in facts.get("devices", []) if device.get("backend") == backend]
+    names = [name for name, device in _seen(instance, facts).items() if device.get("backend") == backend]
     if not names:
         raise WorkerError(
-            f"instance {instance.get('name')}: no device of backend {backend} was detected on this host; "
-            "set its devices or backend in llama_worker_instances"
+            f"instance {instance.get('name')}: no device of backend {backend} was detected on this host, or its env "
+            "hides them all; set its devices, backend or env in llama_worker_instances"
         )
     return names
+
+
+def _seen(instance: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return seen_devices(facts.get("devices", []), instance.get("env") or {})
 
 
 def service_name(kind: str, cluster: str, name: str = "") -> str:
@@ -183,7 +188,7 @@ def worker_service(
     its reach.
     """
     devices = instance_devices(instance, facts)
-    backend = str(instance.get("backend") or _backend_of(devices, facts))
+    backend = str(instance.get("backend") or _backend_of(devices, instance, facts))
     run = directory + "/run"
     port = int(instance["port"])
     # The versioned directory and not the link to the current one: a new build then is a new definition, and a restart.
@@ -196,7 +201,7 @@ def worker_service(
         "HOME": run,
         "LLAMA_CACHE": run + "/cache",
         **_BACKEND_ENVIRONMENT.get(backend, {}),
-        **_device_environment(devices, facts),
+        **_device_environment(devices, instance, facts),
         **{str(key): str(value) for key, value in (instance.get("env") or {}).items()},
     }
     name = service_name("llama-rpc", cluster, str(instance["name"]))
@@ -215,11 +220,13 @@ def worker_service(
     }
 
 
-def _device_environment(devices: Sequence[str], facts: Mapping[str, Any]) -> dict[str, str]:
+def _device_environment(
+    devices: Sequence[str], instance: Mapping[str, Any], facts: Mapping[str, Any]
+) -> dict[str, str]:
     """What a process needs to see these devices under these names, as host_facts found out (WSL libraries, say)."""
     found: dict[str, str] = {}
-    for device in facts.get("devices", []):
-        if device["name"] in devices:
+    for name, device in _seen(instance, facts).items():
+        if name in devices:
             found.update(device.get("environment") or {})
     return found
 
@@ -252,15 +259,15 @@ def worker_instances(
             {
                 **known,
                 "devices": devices,
-                "backend": str(instance.get("backend") or _backend_of(devices, facts)),
+                "backend": str(instance.get("backend") or _backend_of(devices, instance, facts)),
                 "service": worker_service(instance, facts, build, serves, listen, user, directory),
             }
         )
     return found
 
 
-def _backend_of(devices: Sequence[str], facts: Mapping[str, Any]) -> str:
-    backends = {str(device["name"]): str(device["backend"]) for device in facts.get("devices", [])}
+def _backend_of(devices: Sequence[str], instance: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    backends = {name: str(device["backend"]) for name, device in _seen(instance, facts).items()}
     found = {backends.get(name, "cpu" if name == "CPU" else "unknown") for name in devices}
     if len(found) > 1:
         raise WorkerError(

@@ -11,7 +11,6 @@ than was agreed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +34,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._records import (
     check_whole,
     parse_endpoint,
 )
+from ansible_collections.llamafleet.rpc.plugins.module_utils._visible import chooses, seen_devices
 
 # What ggml-rpc-server listens on unless told otherwise.
 DEFAULT_PORT = 50052
@@ -57,7 +57,7 @@ class Inputs:
 
     `facts`: ansible_facts.llamafleet. `probes`: results of rpc_info, found by their endpoint. `identities`: started_at
     of _sockets.describe_process, in the order of `instances`. `previous`: the record kept so far, if any. `listed`:
-    output of llama-server --list-devices. `warnings` is filled by build_record.
+    output of llama-server --list-devices, of the host or by instance name. `warnings` is filled by build_record.
     """
 
     host: str
@@ -72,7 +72,7 @@ class Inputs:
     primary: bool = False
     remeasure: bool = False
     collected_at: str | None = None
-    listed: str | Sequence[str] | None = None
+    listed: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None
     warnings: list[str] = field(default_factory=list)
 
 
@@ -256,10 +256,7 @@ def _chosen_devices(inputs: Inputs, given: Mapping[str, Any], where: str) -> lis
 
 
 def _detected(inputs: Inputs, given: Mapping[str, Any]) -> dict[str, Device]:
-    """The host's devices by the name they have inside this instance.
-
-    CUDA_VISIBLE_DEVICES renumbers: a process with CUDA_VISIBLE_DEVICES=MIG-x sees that slice as CUDA0.
-    """
+    """The host's devices by the name they have inside this instance."""
     facts = inputs.facts
     if facts is None:
         raise WorkerRecordError(
@@ -277,26 +274,8 @@ def _detected(inputs: Inputs, given: Mapping[str, Any]) -> dict[str, Device]:
     environment = given.get("env") or {}
     if not isinstance(environment, Mapping):
         raise WorkerRecordError(f"{inputs.host}: env is {environment!r}; it must be a mapping of names to values")
-    visible = str(environment.get("CUDA_VISIBLE_DEVICES", "")).strip()
-    if visible:
-        cards = [device for device in devices if device.backend == "cuda"]
-        picked = [
-            next((card for card in cards if word in (card.uuid, card.name[4:] if not _is_slice(card) else None)), None)
-            for word in re.split(r"\s*,\s*", visible)
-        ]
-        by_name = {f"CUDA{position}": card for position, card in enumerate(picked) if card is not None}
-        by_name = {name: _renamed(card, name) for name, card in by_name.items()}
-        return {**by_name, **{device.name: device for device in devices if device.backend != "cuda"}}
-    # Of several MIG slices a process without the variable sees the first.
-    return {device.name: device for device in reversed(devices)} if devices else {}
-
-
-def _is_slice(device: Device) -> bool:
-    return (device.uuid or "").startswith("MIG-")
-
-
-def _renamed(device: Device, name: str) -> Device:
-    return Device(**{**{key: getattr(device, key) for key in Device.__dataclass_fields__}, "name": name})
+    seen = seen_devices([device.to_dict() for device in devices], environment)
+    return {name: Device(**device) for name, device in seen.items()}
 
 
 def _declared(inputs: Inputs, item: Mapping[str, Any], where: str) -> Device:
@@ -381,19 +360,14 @@ def _device(
     return entry
 
 
-# An instance that sets one of these has devices of other names and numbers than the host.
-_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR")
-
-
 def _report(
     inputs: Inputs, given: Mapping[str, Any], device: Device, answer: Mapping[str, Any], where: str
 ) -> tuple[int | None, int | None]:
     """(total, free while idle) that llama.cpp reports: the smaller of the listing's and the worker's totals."""
-    if not isinstance(given.get("env") or {}, Mapping):
-        raise WorkerRecordError(f"{where}: env is {given['env']!r}; it must be a mapping of names to values")
-    own = given.get("listed_devices")
+    by_instance = inputs.listed if isinstance(inputs.listed, Mapping) else {}
+    own = given.get("listed_devices") or by_instance.get(str(given.get("name", "default")))
     listed = listing(own, f"{where}: listed_devices")
-    if own is None and not any(name in (given.get("env") or {}) for name in _VISIBILITY):
+    if own is None and not isinstance(inputs.listed, Mapping) and not chooses(given.get("env") or {}):
         listed = listing(inputs.listed, f"{inputs.host}: listed_devices")
     totals, idle = [], None
     if listed is not None:

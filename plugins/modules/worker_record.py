@@ -84,8 +84,8 @@ options:
         O(facts) say is lent. Where the facts are an estimate (Metal), it takes their place. A gap of more than 5 %
         is a warning. A device that it does not list is an error.
       - Give it on each run. What was reported once is kept, and used on runs without it.
-      - An instance whose C(env) chooses devices needs one of its own, as C(listed_devices) of the instance, because
-        its devices have other numbers.
+      - An instance whose C(env) chooses devices needs an output of its own, because its devices have other numbers.
+        So this may also be a mapping from names of instances to their outputs.
     type: raw
   primary:
     description: Record the own devices of a primary. They have no endpoint.

@@ -146,8 +146,10 @@ def test_mig_slices_are_devices_of_their_own() -> None:
     """B3-07: the parent's 80 GB cannot be had by any process; a process sees one slice, as CUDA0."""
     runner = host(smi("core_mig.csv"), listed=smi("list_mig.txt"))
     runner.commands["nvidia-smi -q -x"] = Result(0, smi("query_mig.xml"), "")
-    large, small, parent = find(runner).devices
+    found = find(runner)
+    large, small, parent = found.devices
     assert (large.name, small.name) == ("CUDA0", "CUDA0")
+    assert any("an instance of its own" in text and "MIG-cccc" in text for text in found.warnings)
     assert (large.total, small.total) == (40192 * MIB, 19968 * MIB)
     assert large.usable is not None
     assert large.usable < 40154 * MIB

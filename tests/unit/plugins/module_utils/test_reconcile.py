@@ -143,6 +143,25 @@ def test_an_instance_that_chooses_its_devices_has_a_list_of_its_own() -> None:
     assert entry["reported"] == 24124 * MIB
 
 
+def test_each_instance_is_held_against_its_own_list() -> None:
+    """B3-07: two slices, both CUDA0, with budgets of their own; a slice that llama.cpp does not list is an error."""
+    commands = smi("core_mig.csv", listed="list_mig.txt")
+    host = collect(linux(commands=commands), identity()).to_dict()
+    slices = [device for device in host["devices"] if device["name"] == "CUDA0"]
+    given_ = [
+        {"name": name, "port": port, "devices": ["CUDA0"], "env": device["environment"]}
+        for name, port, device in zip(("large", "small"), (1, 2), slices)
+    ]
+    says = "Available devices:\n  CUDA0: NVIDIA A100 80GB PCIe MIG (%d MIB, 9000 MIB free)\n".replace("MIB", "MiB")
+    inputs = Inputs("box", "default", given_, host, mesh={"address": "10.0.0.2"})
+    listed = {"large": says % 30000, "small": (says % 15000).splitlines()}
+    made = build_record(replace(inputs, listed=listed))["instances"]
+    assert [one["devices"][0]["usable"] // MIB for one in made] == [30000, 15000]
+    assert len({one["devices"][0]["pool"] for one in made}) == 2
+    with pytest.raises(WorkerRecordError, match="small, CUDA0: llama-server does not list it"):
+        build_record(replace(inputs, listed={**listed, "small": text("llama_server/list_devices_none.txt")}))
+
+
 @given(SIZES, SIZES, SIZES, SIZES, st.booleans())
 def test_a_report_never_makes_more_than_both_say(total: int, usable: int, said: int, free: int, guess: bool) -> None:
     device = replace(CARD, total=total, usable=min(usable, total), ceiling=total if guess else None)

@@ -111,3 +111,42 @@ def test_a_cpu_worker_ends_before_its_host_is_out_of_memory(
     facts: dict[str, Any] = dict(FACTS, memory={**memory, "available": 1, "usable": 1})
     (one,) = instances([{"name": "c", "port": 5, "devices": ["CPU"], **entry}], facts=facts)
     assert one["service"]["memory_max"] == (mib if mib is None else mib << 20)
+
+
+MIG = [
+    {"name": "CUDA0", "backend": "cuda", "uuid": f"MIG-{one}", "environment": {"CUDA_VISIBLE_DEVICES": f"MIG-{one}"}}
+    for one in ("bbbb", "cccc")
+]
+
+
+def test_each_mig_slice_is_cuda0_of_an_instance_of_its_own() -> None:
+    """B3-07: two units, each with one device and its slice; without a choice the first slice, and no CUDA0,CUDA0."""
+    facts = {**FACTS, "devices": [*MIG, {"name": "CPU", "backend": "cpu"}]}
+    entries = [
+        {"name": "large", "port": 5, "env": {"CUDA_VISIBLE_DEVICES": "MIG-bbbb"}},
+        {"name": "small", "port": 6, "env": {"CUDA_VISIBLE_DEVICES": "MIG-cccc"}},
+        {"name": "any", "port": 7},
+    ]
+    found = instances(entries, facts=facts)
+    assert [one["service"]["argv"][-2:] for one in found] == [["-d", "CUDA0"]] * 3
+    assert [one["service"]["environment"]["CUDA_VISIBLE_DEVICES"] for one in found] == [
+        "MIG-bbbb",
+        "MIG-cccc",
+        "MIG-bbbb",
+    ]
+
+
+def test_hidden_cards_are_not_offered_and_the_rest_is_renumbered() -> None:
+    """B3-19: -d names what the process sees, not what its host has."""
+    cards = [{"name": f"CUDA{n}", "backend": "cuda", "uuid": f"GPU-{n}00"} for n in range(3)]
+    facts = {**FACTS, "devices": cards}
+
+    def offered(visible: str) -> str:
+        entry = {"name": "g", "port": 5, "env": {"CUDA_VISIBLE_DEVICES": visible}}
+        return str(instances([entry], facts=facts)[0]["service"]["argv"][-1])
+
+    assert offered("2") == "CUDA0"
+    assert offered("GPU-1,0") == "CUDA0,CUDA1"
+    assert offered("0,7,1") == "CUDA0", "CUDA sees nothing of what follows a card that is not there"
+    with pytest.raises(WorkerError, match="its env hides them all"):
+        offered("")
