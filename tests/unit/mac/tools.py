@@ -9,6 +9,7 @@ What only answers, answers from /recorded/answers; launchctl, dscl, pfctl, pmset
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,9 @@ def launchctl(words: list[str]) -> int:
     label = words[-1].rpartition("/")[2].removesuffix(".plist")
     if words[0] == "print-disabled":
         return say("disabled services = {\n" + "".join(f'\t\t"{one}" => disabled\n' for one in disabled) + "\t}\n")
+    if words == ["print", "system"]:
+        lines = "".join(f"\t\t  {job['pid'] if alive(job['pid']) else 0}  -  \t{one}\n" for one, job in jobs.items())
+        return say(f"system = {{\n\tservices = {{\n{lines}\t}}\n}}\n")
     if words[0] == "print":
         if label not in jobs:
             return complain("Could not find service", 113)
@@ -240,7 +245,18 @@ def defaults(words: list[str]) -> int:
     return unrecorded("defaults", words)
 
 
+def programs() -> Iterator[tuple[str, str]]:
+    """(pid, program) of what runs on the recorded Mac: the processes below its root, and not those that only look."""
+    for pid in filter(str.isdigit, os.listdir(HOME / "proc")):
+        with contextlib.suppress(OSError):
+            directory = HOME / "proc" / pid
+            if os.readlink(directory / "root") == "/" and alive(int(pid)):
+                yield pid, os.readlink(directory / "exe")
+
+
 def ps(words: list[str]) -> int:
+    if words == ["-axo", "pid=,rss=,comm="]:
+        return say("    1   12000 /sbin/launchd\n" + "".join(f"{pid} 4000 {program}\n" for pid, program in programs()))
     if words[:2] == ["-o", "pid=,pri="]:
         return say("".join(f"{pid} 31\n" for pid in words[-1].split(",")))
     if words[:3] == ["-ww", "-p", words[2]] and alive(int(words[2])):
