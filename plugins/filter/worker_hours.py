@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: worker_hours
-short_description: Hours of a worker as minutes of the week and as calendar events of systemd
+short_description: Hours of a worker as minutes of the week and as calendar events of systemd and launchd
 version_added: 0.1.0
 author: llamafleet contributors (@llamafleet)
 description:
@@ -32,7 +32,8 @@ RETURN = r"""
 _value:
   description:
     - C(windows), pairs of the first minute of the week (from Monday 00:00) and the first minute after; none means
-      always. C(calendars), the C(OnCalendar=) values of each begin and end.
+      always. C(calendars), the C(OnCalendar=) values of each begin and end. C(intervals), the same for launchd, as
+      C(StartCalendarInterval).
   type: dict
 """
 
@@ -48,7 +49,11 @@ def worker_hours(entries: Any) -> dict[str, list[Any]]:
         hours = parse_hours(entries)
     except FleetError as error:
         raise AnsibleFilterError(f"llamafleet.rpc.worker_hours: {error}") from error
-    return {"windows": [list(window) for window in hours.windows], "calendars": list(hours.calendars)}
+    return {
+        "windows": [list(window) for window in hours.windows],
+        "calendars": list(hours.calendars),
+        "intervals": [dict(interval) for interval in hours.intervals],
+    }
 
 
 class FilterModule:

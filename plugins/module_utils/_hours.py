@@ -1,7 +1,7 @@
 # Copyright (c) 2026, llamafleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hours as people write them ("mon-fri 22:00-08:00") -> minutes of a week, and systemd's calendar of begin and end.
+"""Hours as people write them ("mon-fri 22:00-08:00") -> minutes of a week, and calendars of systemd and launchd.
 
 Times are local to the machine that lends. A window that ends before it begins ends on the next day.
 """
@@ -9,7 +9,7 @@ Times are local to the machine that lends. A window that ends before it begins e
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
@@ -29,11 +29,12 @@ class HoursError(FleetError):
 class Hours:
     """``windows``: [start, end) in minutes of the week from Monday 00:00, in order, none touching another; no window
     crosses the end of the week. ``calendars``: OnCalendar= values (systemd.time(7)) of each moment when lending begins
-    or ends; none where that never happens.
+    or ends; none where that never happens. ``intervals``: the same as StartCalendarInterval values (launchd.plist(5)).
     """
 
     windows: tuple[tuple[int, int], ...]
     calendars: tuple[str, ...]
+    intervals: tuple[Mapping[str, int], ...] = ()
 
 
 def parse_hours(entries: object, what: str = "llama_worker_hours") -> Hours:
@@ -52,7 +53,7 @@ def parse_hours(entries: object, what: str = "llama_worker_hours") -> Hours:
     edges = [minute for minute in range(WEEK) if minutes[minute] != minutes[minute - 1]]
     seams = sorted({0, *edges})
     windows = tuple((start, end) for start, end in zip(seams, [*seams[1:], WEEK]) if minutes[start])
-    return Hours(windows if entries else (), _calendars(edges))
+    return Hours(windows if entries else (), _calendars(edges), _intervals(edges))
 
 
 def _window(entry: object, what: str) -> tuple[list[int], int, int]:
@@ -100,3 +101,8 @@ def _calendars(edges: Sequence[int]) -> tuple[str, ...]:
         names = "" if len(days) == 7 else ",".join(_DAYS[day].capitalize() for day in days) + " "
         lines.append(f"{names}*-*-* {minute // 60:02d}:{minute % 60:02d}:00")
     return tuple(lines)
+
+
+def _intervals(edges: Sequence[int]) -> tuple[Mapping[str, int], ...]:
+    """Weekday 1 is Monday and 7 Sunday; a Mac that slept then runs the job when it wakes."""
+    return tuple({"Weekday": edge // DAY + 1, "Hour": edge % DAY // 60, "Minute": edge % 60} for edge in sorted(edges))

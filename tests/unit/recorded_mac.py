@@ -42,6 +42,7 @@ ANSWERS = {
     "networksetup": text("macos/networksetup_hardwareports"),
     "route": "   route to: default\n  interface: en0\n",
     "netstat": text("macos/netstat_studio"),
+    "netstat.an": text("macos/netstat_an_studio"),
     "uname": "Darwin\n",
 }
 # Programs of Linux that a Mac does not have: to ask for one is a mistake.

@@ -140,6 +140,54 @@ def test_nobody_can_name_another_state_directory(tmp_path: Path) -> None:
         assert done.returncode != 0 and "evil" not in done.stdout
 
 
+# ------------------------------------------------------------------------------------------------------- launchd
+
+
+@pytest.fixture
+def launchctl(tmp_path: Path) -> Path:
+    """A directory with a launchctl that keeps which jobs it has, and takes two looks to let go of one."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    script = f"""
+        echo "$@" >> {tmp_path}/calls; job={jobs}/${{2##*/}}
+        case $1 in
+        print) [ ! -e $job.dying ] || {{ rm $job.dying; printf "\tstate = SIGTERMed\n"; exit 0; }}
+               [ -e $job ] || {{ echo "Could not find service" >&2; exit 113; }}; printf "\tpid = 4711\n" ;;
+        bootout) [ -e $job ] || exit 3; rm $job; touch $job.dying; exit 36 ;;
+        bootstrap) path=${{3##*/}}; touch {jobs}/${{path%.plist}} ;;
+        esac"""
+    fake = directory / "launchctl"
+    fake.write_text("#!/bin/sh\n" + script + "\n")
+    fake.chmod(0o755)
+    return directory
+
+
+def test_a_paused_job_of_a_mac_is_unloaded_and_does_not_start_at_boot(tmp_path: Path, launchctl: Path) -> None:
+    (tmp_path / "jobs" / "llamafleet.llama-rpc-default-gpu").touch()
+    directory = described(tmp_path / "state", "studio", manager="launchd", services=UNIT)
+    done = command(tmp_path / "state", "pause", path=str(launchctl))
+    assert done.returncode == 0 and "studio is paused" in done.stdout and (directory / "paused.json").exists()
+    target = "system/llamafleet.llama-rpc-default-gpu"
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == [f"disable {target}", f"bootout {target}", f"print {target}", f"print {target}"], "waited for"
+    (tmp_path / "calls").unlink()
+    assert command(tmp_path / "state", "resume", path=str(launchctl)).returncode == 0
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0] == f"enable {target}"
+    assert calls[-1] == "bootstrap system /Library/LaunchDaemons/llamafleet.llama-rpc-default-gpu.plist"
+    assert command(tmp_path / "state", "resume", path=str(launchctl)).returncode == 0, "a second one is no mistake"
+    status = command(tmp_path / "state", "status", path=str(launchctl))
+    assert "10.98.0.2:18711: running" in status.stdout
+
+
+def test_who_uses_the_worker_of_a_mac() -> None:
+    table = (Path(__file__).parent / "recordings/macos/netstat_an_studio").read_text()
+    assert owner.mac_clients("10.9.0.4:18711", table) == ["10.9.0.1"]
+    assert owner.mac_clients("10.9.0.4:1871", table) == []
+
+
 # --------------------------------------------------------------------------------------------------------- hours
 
 SATURDAY_23 = dt.datetime(2026, 11, 28, 23, 0)

@@ -5,9 +5,9 @@
 
 The installed command gives the first two arguments, and nobody else can: it may run as root.
 
-A host is paused while the file paused.json lies in its state directory. Its systemd units are disabled then, our
-supervisor does not see their sections, and site.yml leaves the cluster alone: so a pause outlives reboots and runs.
-The primary needs no word of it: it loses the worker, ends, and waits for it.
+A host is paused while the file paused.json lies in its state directory. Its systemd units or launchd jobs are disabled
+then, our supervisor does not see their sections, and site.yml leaves the cluster alone: so a pause outlives reboots and
+runs. The primary needs no word of it: it loses the worker, ends, and waits for it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import glob
 import json
 import os
 import pwd
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +125,49 @@ class Supervisor:
                 raise RefusedError(f"{service} does not start: {started.stdout.strip()}")
 
 
+class Launchd:
+    """Daemons of a Mac. A paused one is disabled, which outlives a boot, and not loaded, for KeepAlive revives it."""
+
+    #: What bootout may say of a job that is ending or is not there; the look afterwards decides.
+    _ENDING = (0, 3, 5, 36, 113)
+    _WAIT = 40.0  # twice the time after which launchd kills
+
+    def _target(self, service: str) -> str:
+        return f"system/llamafleet.{service}"
+
+    def _look(self, service: str) -> str | None:
+        """What launchd says of a job; None when it does not have it."""
+        shown = run(["launchctl", "print", self._target(service)])
+        return shown.stdout if shown.returncode == 0 else None
+
+    def running(self, service: str) -> bool:
+        return re.search(r"^\tpid = [1-9]", self._look(service) or "", re.MULTILINE) is not None
+
+    def stop(self, service: str) -> None:
+        must(["launchctl", "disable", self._target(service)])
+        ended = run(["launchctl", "bootout", self._target(service)])
+        if ended.returncode not in self._ENDING:
+            raise RefusedError(f"launchctl bootout {service} ended with {ended.returncode}: {ended.stderr.strip()}")
+        self._wait_for(lambda: self._look(service) is None, f"{service} does not end")
+
+    def start(self, service: str) -> None:
+        must(["launchctl", "enable", self._target(service)])
+        path = f"/Library/LaunchDaemons/llamafleet.{service}.plist"
+
+        def is_in() -> bool:
+            # A label that is still being torn down is refused for some seconds (status 5 or 37).
+            return self._look(service) is not None or run(["launchctl", "bootstrap", "system", path]).returncode == 0
+
+        self._wait_for(is_in, f"launchd does not take {path}")
+
+    def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + self._WAIT
+        while not condition():
+            if time.monotonic() > end:
+                raise RefusedError(f"{what}, after {self._WAIT:g} s; see launchctl print-disabled system")
+            time.sleep(0.5)
+
+
 @dataclass(frozen=True)
 class Host:
     """One inventory host on this machine, as the role wrote it into owner.json; several may be one machine."""
@@ -138,10 +183,12 @@ class Host:
     def services(self) -> list[dict[str, str]]:
         return list(self.facts["services"])
 
-    def manager(self, wait: bool = True) -> Systemd | Supervisor:
+    def manager(self, wait: bool = True) -> Systemd | Launchd | Supervisor:
         """The manager of the services; systemd need not wait until they have started or stopped."""
         if self.facts["manager"] == "systemd":
             return Systemd(self.facts["scope"], wait)
+        if self.facts["manager"] == "launchd":
+            return Launchd()
         return Supervisor(self.facts["supervisor"])
 
     @property
@@ -209,6 +256,23 @@ def clients(endpoint: str, table: str) -> list[str]:
     return sorted(set(found))
 
 
+def mac_clients(endpoint: str, table: str) -> list[str]:
+    """The same by the text of netstat -an of a Mac, which ends an address with a dot and the port."""
+    local = endpoint.replace(":", ".")
+    rows = [line.split() for line in table.splitlines() if line.startswith("tcp4")]
+    return sorted({row[4].rpartition(".")[0] for row in rows if row[3] == local and row[-1] == "ESTABLISHED"})
+
+
+def attached(endpoints: Sequence[str]) -> dict[str, list[str]]:
+    """Who is attached to each of the workers."""
+    if sys.platform == "darwin" or not os.path.exists("/proc/net/tcp"):
+        shown = run(["netstat", "-an", "-f", "inet", "-p", "tcp"]).stdout
+        return {endpoint: mac_clients(endpoint, shown) for endpoint in endpoints}
+    with open("/proc/net/tcp", encoding="utf-8") as stream:
+        table = stream.read()
+    return {endpoint: clients(endpoint, table) for endpoint in endpoints}
+
+
 def describe(host: Host) -> list[str]:
     """The state of one host in lines for its owner."""
     marker = host.marker
@@ -216,14 +280,10 @@ def describe(host: Host) -> list[str]:
     lines = [f"{state} (cluster {host.facts['cluster']})"]
     if host.facts.get("hours"):
         lines.append(f"  hours: {'; '.join(host.facts['hours'])}")
-    try:
-        with open("/proc/net/tcp", encoding="utf-8") as stream:
-            table = stream.read()
-    except OSError:
-        table = ""
+    users_of = attached([service["endpoint"] for service in host.services])
     for service in host.services:
         state = "running" if host.manager().running(service["name"]) else "not running"
-        users = clients(service["endpoint"], table)
+        users = users_of[service["endpoint"]]
         in_use = f", in use by {', '.join(users)}" if users else ""
         lines.append(f"  {service['name']} on {service['endpoint']}: {state}{in_use}")
     return lines

@@ -25,6 +25,7 @@ from typing import Any
 
 HOME = Path("/recorded")
 STATE: dict[str, Any] = {}
+ONE_SHOTS: list[subprocess.Popen[bytes]] = []
 
 
 def say(text: str, status: int = 0) -> int:
@@ -73,6 +74,11 @@ def launchctl(words: list[str]) -> int:
         return say(
             f"system/{label} = {{\n\tpath = {job['path']}\n\tstate = {state}\n\targuments = {{\n{lines}\t}}\n{pid}}}\n"
         )
+    if words[0] in ("enable", "disable"):
+        STATE["disabled"] = [one for one in disabled if one != label] + ([label] if words[0] == "disable" else [])
+        return 0
+    if words[:2] == ["bootstrap", "system"] and label in disabled:
+        return complain("Bootstrap failed: 5: Input/output error", 5)
     if words[:2] == ["bootstrap", "system"]:
         found = os.lstat(words[2])
         if (found.st_mode, found.st_uid, found.st_gid) != (0o100644, 0, 0):
@@ -99,7 +105,7 @@ def start(plist: dict[str, Any]) -> int:
     with open(log, "ab") as into:
         process = subprocess.Popen(
             plist["ProgramArguments"],
-            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", **plist.get("EnvironmentVariables", {})},
+            env={"PATH": "/recorded/bin:/usr/bin:/bin:/usr/sbin:/sbin", **plist.get("EnvironmentVariables", {})},
             cwd=plist.get("WorkingDirectory", "/"),
             stdin=subprocess.DEVNULL,
             stdout=into,
@@ -107,7 +113,7 @@ def start(plist: dict[str, Any]) -> int:
             start_new_session=True,
         )
     if not plist.get("KeepAlive"):
-        process.wait(10)
+        ONE_SHOTS.append(process)
     return process.pid
 
 
@@ -316,6 +322,8 @@ def main() -> int:
         tool = globals().get({"xcode-select": "tools", "xcrun": "tools"}.get(name, name))
         status = int(tool(words)) if callable(tool) and name in KEEPERS else answer(name, words)
         path.write_text(json.dumps(STATE))
+    for process in ONE_SHOTS:  # which may ask us in turn, so not before the lock is free
+        process.wait(30)
     return status
 
 

@@ -54,3 +54,14 @@ def test_what_is_not_understood_is_named_with_a_remedy(entries: object, says: st
     with pytest.raises(HoursError, match="llama_worker_hours") as error:
         parse_hours(entries)
     assert says in str(error.value)
+
+
+def test_launchd_is_told_the_same_moments() -> None:
+    """Weekday 1 is Monday, 7 Sunday (launchd.plist(5) takes 0 and 7 for Sunday)."""
+    hours = parse_hours(["sun 22:30-08:00"])
+    assert hours.intervals == (
+        {"Weekday": 1, "Hour": 8, "Minute": 0},
+        {"Weekday": 7, "Hour": 22, "Minute": 30},
+    )
+    assert len(parse_hours(["22:00-08:00"]).intervals) == 14
+    assert parse_hours(["00:00-24:00"]).intervals == parse_hours([]).intervals == ()
