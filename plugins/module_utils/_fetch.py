@@ -22,7 +22,6 @@ import tarfile
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 import zipfile
 from typing import IO, TYPE_CHECKING, Any
 
@@ -35,6 +34,14 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import (
     resolve_shards,
     shard_names,
 )
+from ansible_collections.llamafleet.rpc.plugins.module_utils._http import (
+    is_web,
+    may_carry_token,
+    redacted,
+    send,
+    why_refused,
+)
+from ansible_collections.llamafleet.rpc.plugins.module_utils._hub import hub_url
 from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import Job, account_for
 
 if TYPE_CHECKING:
@@ -82,12 +89,6 @@ class FetchError(FleetError):
 def human(size: int) -> str:
     """Bytes for people: ``93.8 MiB``."""
     return f"{size / (1 << 20):,.1f} MiB"
-
-
-def redacted(url: str) -> str:
-    """The URL without what may be secret in it (account, query)."""
-    parts = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 # --- disk and hashes -------------------------------------------------------------------------------------------------
@@ -167,32 +168,19 @@ def _copy(source: IO[bytes], target: IO[bytes] | None, total: int, progress: Cal
 
 
 def _request(url: str, token: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_web(url):
         raise FetchError(f"{redacted(url)}: only http:// and https:// can be fetched; for a local file use its path")
-    if parts.username is not None:
+    if urllib.parse.urlsplit(url).username is not None:
         raise FetchError(f"{redacted(url)}: leave account and password out of the URL, it is kept in logs")
-    request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - scheme checked above
-    request.add_header("User-Agent", "llamafleet.rpc")
-    if token:
-        if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost"):
-            raise FetchError(f"{redacted(url)}: a token is sent over https only")
-        # unredirected: the store that a hub redirects to must not see it
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
-    response: http.client.HTTPResponse = urllib.request.build_opener().open(request, timeout=_TIMEOUT)
-    return response
+    if token and not may_carry_token(url):
+        raise FetchError(f"{redacted(url)}: a token is sent over https only")
+    return send(url, headers, token, method, _TIMEOUT)
 
 
 def _refused(url: str, error: urllib.error.HTTPError) -> FetchError | None:
     """The end of it, for a status that will not change by asking again; None where it may."""
-    if error.code in (408, 425, 429) or error.code >= 500:
-        return None
-    reason = {
-        401: "the server wants a token: give one that may read this repository",
-        403: "the server refuses access: accept the licence of the model there, or give a token that may read it",
-        404: "there is no such file: check its name and revision",
-    }.get(error.code, "check the URL")
-    return FetchError(f"{redacted(url)}: HTTP {error.code} {error.reason}; {reason}")
+    reason = why_refused(error.code)
+    return FetchError(f"{redacted(url)}: HTTP {error.code} {error.reason}; {reason}") if reason else None
 
 
 def _patiently(url: str, attempt: Callable[[], bool], kept: Callable[[], int]) -> None:
@@ -607,13 +595,12 @@ def _wanted(job: Job, args: Mapping[str, Any], secrets: Mapping[str, str]) -> li
         raise FetchError(f"{args['path']} is a set of {len(paths)} files, but got {len(hashes)} hashes; give one each")
     token = secrets.get("token", "")
     if args["kind"] == "huggingface":
-        base = f"{args['endpoint'].rstrip('/')}/{args['repo']}/resolve/{urllib.parse.quote(args['revision'], safe='')}"
         job.progress("look", message=f"the list of files of {args['repo']}")
         listed = hub_files(_listing(args, token), args["file"], args["repo"])
         return [
             {
                 "path": path,
-                "url": f"{base}/{urllib.parse.quote(item['name'])}",
+                "url": hub_url(args["endpoint"], args["repo"], item["name"], args["revision"]),
                 "size": item["size"],
                 "sha256": sha256 or item["sha256"],
             }

@@ -18,13 +18,19 @@ import struct
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Protocol, Union
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._http import (
+    is_web,
+    may_carry_token,
+    redacted,
+    send,
+    why_refused,
+)
 
 MetaValue = Union[int, float, bool, str, tuple[Union[int, float, bool], ...]]
 
@@ -93,6 +99,7 @@ _MAX_NAME = 64  # GGML_MAX_NAME, with its closing zero
 _MAX_DIMS = 4
 _FILE_BLOCK = 1 << 18
 _HTTP_BLOCK = 1 << 20
+_CUT_SHORT = 16  # answers that end early before a server is given up; a header takes one to some dozens of answers
 _INT64_MAX = (1 << 63) - 1
 
 _SCALARS: dict[int, struct.Struct] = {
@@ -203,19 +210,23 @@ class NotFoundError(GgufError):
 class HttpSource:
     """A file behind an HTTP server, read by byte ranges; a context manager.
 
-    A server that ignores ``Range`` is read forward only as far as asked, then hung up on. ``timeout`` (seconds)
-    bounds each request as a whole, so a server that trickles cannot hold the caller. Credentials and query
-    strings of the URL never get into a message.
+    A server that ignores ``Range`` is read forward only as far as asked, then hung up on. An answer that ends early is
+    asked for again from where it ended, a few times. ``timeout`` (seconds) bounds each request as a whole, so a server
+    that trickles cannot hold the caller. Credentials and query strings of the URL never get into a message, and
+    ``token`` goes nowhere but to the server of the URL.
     """
 
     block = _HTTP_BLOCK
 
-    def __init__(self, url: str, timeout: float = 30.0) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise GgufError(f"{_redacted(url)}: is not an http or https URL; give one, or use a path for a local file")
-        self.label = _redacted(url)
+    def __init__(self, url: str, timeout: float = 30.0, token: str = "") -> None:
+        if not is_web(url):
+            raise GgufError(f"{redacted(url)}: is not an http or https URL; give one, or use a path for a local file")
+        self.label = redacted(url)
+        if token and not may_carry_token(url):
+            raise GgufError(f"{self.label}: a token is sent over https only; use the https address, or give no token")
         self._url = url
+        self._token = token
+        self._cut_short = 0
         self._timeout = timeout
         self._stream: http.client.HTTPResponse | None = None
         self._stream_at = 0
@@ -243,9 +254,13 @@ class HttpSource:
         got = b""
         while len(got) < count:
             piece = self._range(offset + len(got), count - len(got))
-            if not piece:
-                raise GgufError(f"{self.label}: the server sent nothing for byte {offset + len(got)}; try again")
             got += piece
+            if len(got) < count:
+                self._cut_short += 1
+            if not piece or self._cut_short > _CUT_SHORT:
+                raise GgufError(
+                    f"{self.label}: the server's answers end early, the last one at byte {offset + len(got)}; try again"
+                )
         return got
 
     def _open(self) -> int:
@@ -257,6 +272,13 @@ class HttpSource:
             if error.code == 416:  # nothing at byte 0: the file is empty
                 return 0
             raise self._failure(error) from error
+        coding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            response.close()
+            raise GgufError(
+                f"{self.label}: the server sends it compressed ({coding[:20]}) although that was not asked for, so byte"
+                " positions mean nothing; switch that off for .gguf there, or download the file and use path"
+            )
         if response.status == 206:
             with response:
                 total = self._content_range(response, 0)
@@ -304,14 +326,9 @@ class HttpSource:
             self._window += piece
 
     def _request(self, offset: int, count: int) -> http.client.HTTPResponse:
-        # The scheme was checked in __init__: http and https only.
-        request = urllib.request.Request(  # noqa: S310 - see above
-            self._url,
-            headers={"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"},
-        )
+        headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
         try:
-            response: http.client.HTTPResponse = urllib.request.build_opener().open(request, timeout=self._timeout)
-            return response
+            return send(self._url, headers, self._token, timeout=self._timeout)
         except urllib.error.HTTPError:
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -320,7 +337,8 @@ class HttpSource:
 
     def _failure(self, error: urllib.error.HTTPError) -> GgufError:
         error.close()
-        text = f"{self.label}: the server answered {error.code} {error.reason}; check the URL and access rights"
+        remedy = why_refused(error.code) or "try again later"
+        text = f"{self.label}: the server answered {error.code} {error.reason}; {remedy}"
         return NotFoundError(text) if error.code in (404, 410) else GgufError(text)
 
     def _content_range(self, response: http.client.HTTPResponse, offset: int) -> int:
@@ -349,13 +367,6 @@ class HttpSource:
         except (OSError, http.client.HTTPException) as error:
             raise GgufError(f"{self.label}: the connection broke: {error}; try again") from error
         return b"".join(got)
-
-
-def _redacted(url: str) -> str:
-    """``url`` without user, password and query, which may carry tokens."""
-    parts = urllib.parse.urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urllib.parse.urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 class _Reader:
@@ -684,18 +695,19 @@ def read_model(path: str) -> Header:
     return _read_set([os.path.join(directory, shard) for shard in names], FileSource)
 
 
-def read_model_url(url: str, timeout: float = 30.0) -> Header:
+def read_model_url(url: str, timeout: float = 30.0, token: str = "") -> Header:
     """Header of the model at ``url`` (http or https), fetched by byte ranges; shards are found by name.
 
-    ``timeout`` is in seconds and per request. ``path`` and ``shards`` of the result are URLs without their query.
+    ``timeout`` is in seconds and per request; ``token`` is a permission to read from that server. ``path`` and
+    ``shards`` of the result are URLs without their query.
     """
     parts = urllib.parse.urlsplit(url)
     directory, _slash, name = parts.path.rpartition("/")
     names = shard_names(urllib.parse.unquote(name))
     if len(names) == 1:
-        return _read_set([url], lambda one: HttpSource(one, timeout))
+        return _read_set([url], lambda one: HttpSource(one, timeout, token))
     urls = [parts._replace(path=f"{directory}/{urllib.parse.quote(shard)}").geturl() for shard in names]
-    return _read_set(urls, lambda one: HttpSource(one, timeout))
+    return _read_set(urls, lambda one: HttpSource(one, timeout, token))
 
 
 def _read_set(places: list[str], opener: Callable[[str], FileSource | HttpSource]) -> Header:
@@ -710,7 +722,7 @@ def _read_set(places: list[str], opener: Callable[[str], FileSource | HttpSource
             if len(places) == 1:
                 raise
             raise GgufError(
-                f"{_redacted(place)}: shard {number + 1} of {len(places)} is missing on the server;"
+                f"{redacted(place)}: shard {number + 1} of {len(places)} is missing on the server;"
                 " the set is incomplete, upload the missing file or use another URL"
             ) from error
         _check_split(header, number, len(places))

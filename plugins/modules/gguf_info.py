@@ -26,15 +26,31 @@ options:
   path:
     description:
       - File of the model on the host, or any one of its shards.
-      - Exactly one of O(path) and O(url) is required.
+      - Exactly one of O(path), O(url) and O(source) is required.
     type: path
   url:
     description:
       - HTTP or HTTPS address of the model, or of any one of its shards. Only the header is fetched, by byte ranges.
       - A user, a password and a query string are used but never shown.
     type: str
+  source:
+    description:
+      - Either of both, or a file of a repository on a model hub, written as C(hf:owner/repo/file.gguf) or
+        C(hf:owner/repo@revision/file.gguf). The prefix may be left out where no file of that name is on the host.
+    type: str
+  endpoint:
+    description:
+      - Address of the model hub or of a mirror of it. By default that of the environment variable E(HF_ENDPOINT).
+    type: str
+    default: https://huggingface.co
+  token:
+    description:
+      - Token that may read the model. By default that of the environment variable E(HF_TOKEN).
+      - It is sent to O(endpoint) only, never to a server that it redirects to.
+    type: str
+    default: ''
   timeout:
-    description: Seconds that one request to O(url) may take as a whole.
+    description: Seconds that one request may take as a whole.
     type: float
     default: 30
 """
@@ -53,6 +69,11 @@ EXAMPLES = r"""
   llamafleet.rpc.gguf_info:
     url: https://example.com/models/model-00001-of-00003.gguf
   register: remote_info
+
+- name: The same for a file on a model hub
+  llamafleet.rpc.gguf_info:
+    source: hf:example/Some-70B-GGUF/some-70b-q4_k_m-00001-of-00002.gguf
+  register: hub_info
 """
 
 RETURN = r"""
@@ -182,9 +203,13 @@ model:
       type: int
 """
 
+import os
+
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.common.parameters import env_fallback
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import read_model, read_model_url
+from ansible_collections.llamafleet.rpc.plugins.module_utils._hub import HUB, Place, place_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._model import model_from_header
 
 
@@ -193,17 +218,28 @@ def main() -> None:
         argument_spec={
             "path": {"type": "path"},
             "url": {"type": "str"},
+            "source": {"type": "str"},
+            "endpoint": {"type": "str", "default": HUB, "fallback": (env_fallback, ["HF_ENDPOINT"])},
+            "token": {"type": "str", "default": "", "no_log": True, "fallback": (env_fallback, ["HF_TOKEN"])},
             "timeout": {"type": "float", "default": 30.0},
         },
-        mutually_exclusive=[("path", "url")],
-        required_one_of=[("path", "url")],
+        mutually_exclusive=[("path", "url", "source")],
+        required_one_of=[("path", "url", "source")],
         supports_check_mode=True,
     )
-    path, url, timeout = module.params["path"], module.params["url"], module.params["timeout"]
+    params = module.params
+    timeout = params["timeout"]
     if timeout <= 0:
         module.fail_json(msg=f"timeout is {timeout:g} seconds, expected more than 0")
     try:
-        header = read_model(path) if url is None else read_model_url(url, timeout)
+        if params["path"] is not None:
+            place = Place(params["path"], None, False)
+        else:
+            place = place_of(params["source"] or params["url"], params["endpoint"], os.path.exists)
+        if place.url is None:
+            header = read_model(os.path.expanduser(place.path or ""))
+        else:
+            header = read_model_url(place.url, timeout, params["token"] if place.of_hub else "")
         model = model_from_header(header)
     except FleetError as error:
         module.fail_json(msg=str(error))

@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import http.server
 import struct
-import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -28,6 +25,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import (
     resolve_shards,
     shard_names,
 )
+from ansible_collections.llamafleet.rpc.tests.unit.web import Server, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -400,69 +398,6 @@ def test_a_renamed_shard_is_refused(tmp_path: Path) -> None:
 # -- over HTTP ---------------------------------------------------------------------------------------------------
 
 
-class Server:
-    """A web server over one directory that counts what it hands out."""
-
-    def __init__(self, root: Path, *, ranges: bool, length: bool = True, pause: float = 0.0) -> None:
-        self.root, self.ranges, self.length, self.pause = root, ranges, length, pause
-        self.sent = 0
-        self.requests = 0
-        self.port = 0
-
-    def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.port}/{name}"
-
-
-@contextmanager
-def serve(server: Server) -> Iterator[Server]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            server.requests += 1
-            path = server.root / self.path.partition("?")[0].lstrip("/")
-            if not path.is_file():
-                self.send_error(404)
-                return
-            size = path.stat().st_size
-            first, last = 0, size - 1
-            wanted = self.headers.get("Range") if server.ranges else None
-            if wanted and size:
-                first, last = (int(value) for value in wanted.partition("=")[2].split("-"))
-                last = min(last, size - 1)
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
-            else:
-                self.send_response(200)
-            if server.length:
-                self.send_header("Content-Length", str(last - first + 1))
-            self.end_headers()
-            with path.open("rb") as file:
-                file.seek(first)
-                left = last - first + 1
-                while left:
-                    piece = file.read(min(left, 1 << 16))
-                    time.sleep(server.pause)
-                    try:
-                        self.wfile.write(piece)
-                    except OSError:
-                        return
-                    server.sent += len(piece)
-                    left -= len(piece)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
-        listener.daemon_threads = True
-        server.port = listener.server_address[1]
-        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            listener.shutdown()
-            thread.join()
-
-
 def large(path: Path, tokens: int = 100000) -> Path:
     """A model whose header is longer than the first range and whose data are much longer than its header."""
     write(path, tokens)
@@ -522,6 +457,65 @@ def test_a_trickling_server_is_given_up_in_time(tmp_path: Path) -> None:
     with serve(Server(tmp_path, ranges=True, pause=0.3)) as server, pytest.raises(GgufError, match=r"within 0\.5 s"):
         read_model_url(server.url("m.gguf"), timeout=0.5)
     assert time.monotonic() - started < 5
+
+
+def test_b7_04_a_hub_that_redirects_gets_the_token_and_its_store_does_not(tmp_path: Path) -> None:
+    paths = write_shards(tmp_path)
+    with serve(Server(tmp_path, ranges=True)) as store:
+        hub = Server(tmp_path, ranges=True, store=store.url(""), token="s3cret")
+        with serve(hub):
+            url = hub.url("owner/repo/resolve/main/" + paths[1].name)
+            header = read_model_url(url, timeout=10, token="s3cret")
+            with pytest.raises(GgufError, match=r"answered 401 .*give one that may read") as caught:
+                read_model_url(url, timeout=10, token="0ther")
+    assert [tensor.name for tensor in header.tensors] == [tensor.name for tensor in read_model(str(paths[0])).tensors]
+    assert store.seen and set(store.seen) == {None}
+    assert "0ther" not in str(caught.value)
+
+
+def test_a_renamed_repository_on_the_same_server_still_gets_the_token(tmp_path: Path, small: Path) -> None:
+    server = Server(small.parent, ranges=True, token="s3cret")
+    with serve(server):
+        server.store = server.url("new/")
+        with pytest.raises(GgufError, match="answered 30"):  # round and round, but asked with the token each time
+            read_model_url(server.url("old/m.gguf"), timeout=10, token="s3cret")
+    assert len(server.seen) > 1
+    assert set(server.seen) == {"Bearer s3cret"}
+
+
+def test_a_token_is_not_sent_in_clear() -> None:
+    with pytest.raises(GgufError, match="a token is sent over https only") as caught:
+        read_model_url("http://192.0.2.1/m.gguf", token="s3cret")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_redirect_leads_to_the_web_only(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    for store in (f"file://{tmp_path}/", "ftp://127.0.0.1/"):
+        with (
+            serve(Server(tmp_path, ranges=True, store=store)) as server,
+            pytest.raises(GgufError, match=r"answered 302|unknown url type: ftp"),
+        ):
+            read_model_url(server.url("m.gguf"), timeout=10)
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+def test_a_server_that_compresses_is_refused(tmp_path: Path, ranges: bool) -> None:
+    large(tmp_path / "m.gguf", 10)
+    with (
+        serve(Server(tmp_path, ranges=ranges, coding="gzip")) as server,
+        pytest.raises(GgufError, match=r"sends it compressed \(gzip\)"),
+    ):
+        read_model_url(server.url("m.gguf"), timeout=10)
+
+
+def test_answers_that_end_early_are_asked_for_again_but_not_for_ever(tmp_path: Path) -> None:
+    path = large(tmp_path / "m.gguf")
+    with serve(Server(tmp_path, ranges=True, cut=400_000)) as server:
+        assert read_model_url(server.url("m.gguf"), timeout=10).tensors == read_model(str(path)).tensors
+        assert server.requests < 20
+    with serve(Server(tmp_path, ranges=True, cut=1000)) as server, pytest.raises(GgufError, match="end early"):
+        read_model_url(server.url("m.gguf"), timeout=10)
 
 
 def test_a_server_that_is_not_there_is_named_without_secrets() -> None:

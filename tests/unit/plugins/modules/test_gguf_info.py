@@ -47,10 +47,24 @@ def test_a_url_that_nobody_serves_fails_without_its_secrets() -> None:
     assert "pw" not in result["msg"]
 
 
+def test_a_file_of_a_hub_is_read_from_the_hub_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No connection to the real hub: the address is the one in HF_ENDPOINT, and the token is not shown."""
+    port = servers.free_port()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cret")
+    monkeypatch.chdir(tmp_path)
+    result = call(source="owner/repo/m.gguf", timeout=2)
+    assert result["failed"]
+    assert result["msg"].startswith(f"http://127.0.0.1:{port}/owner/repo/resolve/main/m.gguf: cannot be fetched")
+    assert "hf_s3cret" not in str(result)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, "one of the following is required: path, url"),
+        ({}, "one of the following is required: path, url, source"),
         ({"path": "/m.gguf", "url": "http://127.0.0.1/m.gguf"}, "mutually exclusive"),
         ({"path": "/m.gguf", "timeout": 0}, "timeout is 0 seconds"),
     ],

@@ -1,0 +1,74 @@
+# Copyright (c) 2026, llamafleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""playbooks/plan.yml as somebody runs it who owns nothing yet: declared machines, a model on a hub, no connection."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.llamafleet.rpc.tests.unit.web import Server, serve
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "hf_s3cretOfAUser"
+
+
+def inventory(memory: str, **variables: Any) -> dict[str, Any]:
+    """A primary with a CPU and one declared worker, at addresses that are nobody's."""
+    own = [{"name": "own", "max_units": 0, "devices": [{"device": "CPU", "usable": "1GiB"}]}]
+    head = {"ansible_host": "192.0.2.10", "llama_primary_instances": own, **variables}
+    worker = {
+        "ansible_host": "192.0.2.11",
+        "llama_worker_address": "10.77.0.11",
+        "llama_worker_devices_declared": [{"device": "CUDA0", "usable": memory, "bandwidth": 100_000_000_000}],
+    }
+    groups = {"llama_primary": {"hosts": {"head": head}}, "llama_workers": {"hosts": {"box": worker}}}
+    return {"all": {"children": {"llama_fleet": {"children": groups}}}}
+
+
+def plan(
+    tmp_path: Path, hosts: dict[str, Any], *arguments: str, endpoint: str = ""
+) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(hosts))
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "ansible", "playbook", "-vvv", "-i", str(tmp_path / "hosts.yml")),
+            *("-e", f"ansible_python_interpreter={sys.executable}", str(ROOT / "playbooks" / "plan.yml"), *arguments),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=ROOT,
+        env={**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN, "ANSIBLE_HOME": str(tmp_path / "ansible")},
+    )
+    return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
+
+
+@pytest.mark.real
+def test_what_a_model_on_a_hub_would_take_before_it_is_fetched(demo_model: Path, tmp_path: Path) -> None:
+    """SmolLM2 caches 2.8 GiB for 131072 tokens, 1.5 GiB with q8_0. What is printed as the cure is tried as well."""
+    asked = ("-e", "model=hf:owner/repo/" + demo_model.name, "-e", "llama_primary_n_ctx=131072")
+    hub = Server(tmp_path / "hub", ranges=True, token=TOKEN)
+    folder = hub.root / "owner/repo/resolve/main"
+    folder.mkdir(parents=True)
+    (folder / demo_model.name).symlink_to(demo_model)
+    with serve(hub):
+        short, said = plan(tmp_path, inventory("2200MiB"), *asked, endpoint=hub.url(""))
+        cure = {"llama_primary_type_k": "q8_0", "llama_primary_type_v": "q8_0"}
+        cured, promised = plan(tmp_path, inventory("2200MiB", **cure), *asked, endpoint=hub.url(""))
+    assert (short, cured) == (2, 0), promised
+    assert "no plan: " in said
+    assert "cheapest change that would make it fit: type_k and type_v q8_0, predicted" in said
+    assert "or: n_ctx " in said
+    assert "more for box CUDA0" in said
+    assert "largest context that fits: 1" in promised
+    assert "tokens/s" in promised
+    assert hub.sent < demo_model.stat().st_size / 4
+    assert TOKEN not in said + promised
