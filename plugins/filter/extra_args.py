@@ -10,8 +10,8 @@ short_description: Additional arguments of llama-server, unless they undo the pl
 version_added: 0.1.0
 author: llamafleet contributors (@llamafleet)
 description:
-  - Refuses arguments that the plan decides, that cost round trips, that would download at start, or that hold a secret,
-    and says what to use instead.
+  - Refuses arguments that the plan decides, whose memory is in no plan, that cost round trips, that would download at
+    start, or that hold a secret, and says what to use instead.
 positional: _input
 options:
   _input:

@@ -32,9 +32,8 @@ def inventory(memory: str, **variables: Any) -> dict[str, Any]:
     return {"all": {"children": {"llama_fleet": {"children": groups}}}}
 
 
-def plan(
-    tmp_path: Path, hosts: dict[str, Any], *arguments: str, endpoint: str = ""
-) -> subprocess.CompletedProcess[str]:
+def plan(tmp_path: Path, hosts: dict[str, Any], *arguments: str, endpoint: str = "") -> tuple[int, str]:
+    """Exit status and all output, in one line: what people read is wrapped."""
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(hosts))
     ran = subprocess.run(
         [

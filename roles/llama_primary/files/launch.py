@@ -67,6 +67,16 @@ def hung_up(endpoints: list[str], table: str) -> set[str]:
     return {wanted[row[2]] for row in rows if row[3] == CLOSE_WAIT and row[2] in wanted}
 
 
+def environment(inherited: dict[str, str]) -> dict[str, str]:
+    """What the server gets of the environment: nothing that would change what was planned.
+
+    Each option of llama-server has a variable (LLAMA_ARG_RPC, LLAMA_ARG_OVERRIDE_TENSOR; b11434), and one that somebody
+    set for the whole session or machine would hold wherever the arguments say nothing.
+    """
+    refused = ("LLAMA_ARG_", "LLAMA_API_KEY", "MTMD_BACKEND_DEVICE")
+    return {name: value for name, value in inherited.items() if not name.startswith(refused)}
+
+
 def say(text: str) -> None:
     """A line in the service's log."""
     sys.stderr.write(text + "\n")
@@ -125,7 +135,7 @@ def main() -> None:
     if endpoints and os.path.exists(TABLE) and os.fork() == 0:
         watch(endpoints, server, plan)
         os._exit(0)
-    os.execv(program[0], program)
+    os.execve(program[0], program, environment(dict(os.environ)))
 
 
 if __name__ == "__main__":
