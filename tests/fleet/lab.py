@@ -184,6 +184,13 @@ def answer(seconds: float = 60) -> str:
     return str(ask(seconds=seconds)["choices"][0]["text"])
 
 
+def answers(text: str) -> bool:
+    """Whether the primary answers by now, and so. It may be loading, or not be there."""
+    argv = [str(word) for word in (FLEET, "exec", "p1", "python3", "-c", ASK, 8, 20, "/etc/llamafleet-api-keys")]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
+    return done.returncode == 0 and json.loads(done.stdout)["choices"][0]["text"] == text
+
+
 def kept(host: str, name: str) -> Any:
     """What a host keeps under a name: worker, primary, plan, proof."""
     return json.loads(fleet("exec", host, "cat", f"/var/lib/llamafleet/default/{host}/{name}.json"))

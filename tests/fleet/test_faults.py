@@ -20,6 +20,7 @@ from ansible_collections.llamafleet.rpc.tests.fleet.lab import (
     Run,
     address,
     answer,
+    answers,
     ask,
     command,
     environment,
@@ -224,6 +225,22 @@ def test_a_primary_without_power_whose_workers_are_left_half_open(inventory: Inv
     run = healed(inventory, proved)
     assert "the primary does not show its other end" in run.flat
     assert not set(before.values()) & {pid(host) for host in WORKERS}
+
+
+def test_an_owner_takes_a_machine_back_and_lends_it_again(inventory: Inventory, proved: str) -> None:
+    """The primary ends, says for whom it waits, and serves again without a run; runs meanwhile touch nothing."""
+    sh("w2", "llama-worker pause")
+    assert "paused" in sh("w2", "llama-worker status")
+    until(lambda: "Waiting for w2" in sh("p1", f"journalctl -o cat -u {SERVER} -n 20"), "the primary names w2", 30)
+    ask(seconds=4, ok=False)
+    run = play(inventory, "site", ok=False)
+    assert "w2" in run.task("No worker is paused") and not any(run.changed.values()), run.changed
+    fleet("cut", "w2")
+    fleet("start", "w2")
+    assert sh("w2", f"systemctl is-active {UNIT}; true") == "inactive\n"
+    sh("w2", "llama-worker resume")
+    until(lambda: answers(proved), "the primary serves again, without a run", 90)
+    healed(inventory, proved)
 
 
 def test_a_worker_that_hangs(inventory: Inventory, proved: str) -> None:
