@@ -10,9 +10,12 @@ has to happen for a wanted state is decided once, in ``converge``, for all manag
 from __future__ import annotations
 
 import fcntl
+import glob
+import grp
 import os
 import re
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -25,6 +28,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import Flee
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_text, write_atomic
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Result, Runner
 from ansible_collections.llamafleet.rpc.plugins.module_utils._units import (
+    DEVICE_NODES,
     Service,
     supervisor_main,
     supervisor_program,
@@ -72,6 +76,24 @@ def _must(result: Result, what: str) -> Result:
     return result
 
 
+def device_groups(backend: str, root: str = "/") -> list[str]:
+    """Groups that may open the device nodes of a backend, where not everybody may: the ones that own them on this host.
+
+    The render group has another number, or no name at all, in a container. ``root`` is where the nodes lie, for tests.
+    """
+    found = set()
+    for pattern in DEVICE_NODES.get(backend, ()):
+        for path in glob.glob(os.path.join(root, pattern.lstrip("/"))):
+            status = os.stat(path)
+            if stat.S_ISDIR(status.st_mode) or status.st_mode & 0o006 == 0o006 or status.st_mode & 0o060 != 0o060:
+                continue
+            try:
+                found.add(grp.getgrgid(status.st_gid).gr_name)
+            except KeyError:
+                found.add(str(status.st_gid))
+    return sorted(found)
+
+
 class Systemd:
     """systemd, by systemctl. ``scope`` system keeps units in /etc, user below the account's configuration."""
 
@@ -88,7 +110,9 @@ class Systemd:
         return os.path.join(self._directory, name + ".service")
 
     def text(self, service: Service) -> str:
-        return systemd_unit(service, self._scope)
+        # The first line is "systemd 252 (252.39-1~deb12u1)".
+        version = re.match(r"systemd (\d+)", self._runner.run(["systemctl", "--version"]).stdout)
+        return systemd_unit(service, self._scope, rising=bool(version) and int(version.group(1)) >= 254)
 
     def check(self, name: str, text: str) -> None:
         """Refuse a unit that this host's systemd would, before it is put in place. What it loads beside is not ours."""

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from xml.parsers.expat import ExpatError
 
+from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import BACKENDS
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 
 #: One constant line, without time or host name, so that two runs give the same bytes.
@@ -25,6 +26,22 @@ MANAGED = "Managed by the llamafleet.rpc Ansible collection; changes made here a
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+#: Device nodes, or classes of them, that a backend opens. systemd ignores a name that does not exist on a host.
+_DEVICE_ALLOW = {
+    "cuda": ("char-nvidia*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg"),
+    "rocm": ("char-drm", "char-kfd", "/dev/kfd"),
+    "vulkan": ("char-drm",),
+    "sycl": ("char-drm",),
+}
+#: The same as paths, to see which groups may open them.
+DEVICE_NODES = {
+    "cuda": ("/dev/nvidia*", "/dev/dxg"),
+    "rocm": ("/dev/kfd", "/dev/dri/renderD*"),
+    "vulkan": ("/dev/dri/renderD*",),
+    "sycl": ("/dev/dri/renderD*",),
+}
 
 
 class UnitError(FleetError):
@@ -35,8 +52,8 @@ class UnitError(FleetError):
 class Service:
     """What is to run, apart from how a manager spells it.
 
-    ``memory_max`` is in bytes. ``profile`` picks the sandbox of system scope: ``cpu`` hides all device nodes, ``gpu``
-    leaves those of ``device_allow`` (systemd DeviceAllow= lines), ``none`` has no sandbox (user scope).
+    ``memory_max`` is in bytes. ``backend`` picks the sandbox of system scope: ``cpu`` hides all device nodes, one of a
+    GPU leaves the nodes of that backend, none (``""``) is no sandbox.
     """
 
     name: str
@@ -49,8 +66,7 @@ class Service:
     writable_paths: tuple[str, ...] = ()
     log_path: str = ""
     memory_max: int | None = None
-    profile: str = "none"
-    device_allow: tuple[str, ...] = ()
+    backend: str = ""
     after: tuple[str, ...] = ()
     stop_timeout: int = 20
 
@@ -67,8 +83,8 @@ class Service:
         for key in self.environment:
             if not _VARIABLE.fullmatch(key):
                 raise UnitError(f"service {self.name}: {key!r} is no name of an environment variable")
-        if self.profile not in ("cpu", "gpu", "none"):
-            raise UnitError(f"service {self.name}: profile {self.profile!r} is not one of cpu, gpu, none")
+        if self.backend not in ("", *BACKENDS):
+            raise UnitError(f"service {self.name}: backend {self.backend!r} is not one of {', '.join(BACKENDS)}")
 
 
 def _texts(service: Service) -> list[tuple[str, str]]:
@@ -127,8 +143,9 @@ _CPU_SANDBOX = (
 _GPU_SANDBOX = ("DevicePolicy=closed", "RestrictAddressFamilies=AF_INET AF_UNIX AF_NETLINK")
 
 
-def systemd_unit(service: Service, scope: str) -> str:
-    """The unit file of ``service``; ``scope`` is system or user.
+def systemd_unit(service: Service, scope: str, rising: bool = False) -> str:
+    """The unit file of ``service``; ``scope`` is system or user. ``rising``: this systemd (254 and later) knows pauses
+    that grow, from 2 to 60 s, where a service ends again and again.
 
     Restart=always without a start limit and with SIGPIPE ignored (systemd's default, written out): a worker ends with
     status 0 on nearly every failure, and dies of SIGPIPE after a probe that gave up (facts measured on b11434).
@@ -147,14 +164,15 @@ def systemd_unit(service: Service, scope: str) -> str:
         unit.append(f"User={service.user}")
     if service.groups and system:
         unit.append(f"SupplementaryGroups={' '.join(service.groups)}")
-    unit += ["Restart=always", "RestartSec=2", "IgnoreSIGPIPE=yes", "KillMode=control-group"]
+    unit += ["Restart=always", "RestartSec=2"] + (["RestartSteps=6", "RestartMaxDelaySec=60"] if rising else [])
+    unit += ["IgnoreSIGPIPE=yes", "KillMode=control-group"]
     unit += [f"TimeoutStopSec={service.stop_timeout}", "LimitNOFILE=65536", "OOMScoreAdjust=500"]
     if service.memory_max is not None:
         unit.append(f"MemoryMax={service.memory_max}")
-    if system and service.profile != "none":
+    if system and service.backend:
         unit += _SANDBOX
-        unit += _CPU_SANDBOX if service.profile == "cpu" else _GPU_SANDBOX
-        unit += [f"DeviceAllow={line}" for line in service.device_allow]
+        unit += _CPU_SANDBOX if service.backend == "cpu" else _GPU_SANDBOX
+        unit += [f"DeviceAllow={line} rw" for line in _DEVICE_ALLOW.get(service.backend, ())]
         unit += ["ReadWritePaths=" + _systemd_quote(path, False) for path in service.writable_paths]
     unit += ["", "[Install]", f"WantedBy={'multi-user.target' if system else 'default.target'}", ""]
     return "\n".join(unit)

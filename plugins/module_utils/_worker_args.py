@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import parse_size, reserve_bytes
+from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import BACKENDS, parse_size, reserve_bytes
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._visible import seen_devices
 
@@ -28,16 +28,8 @@ _KEYS = {
     "priority", "min_units", "max_units",
 }  # fmt: skip
 
-BACKENDS = ("cpu", "cuda", "rocm", "metal", "vulkan", "sycl")
 DEFAULT_INSTANCES: list[dict[str, Any]] = [{"name": "default", "port": 50052}]
 
-#: What llama.cpp calls the device nodes' classes; a name that does not exist on a host is ignored by systemd.
-_DEVICE_ALLOW = {
-    "cuda": ("char-nvidia* rw", "/dev/nvidiactl rw", "/dev/nvidia-uvm rw", "/dev/dxg rw"),
-    "rocm": ("char-drm rw", "char-kfd rw", "/dev/kfd rw"),
-    "vulkan": ("char-drm rw",),
-    "sycl": ("char-drm rw",),
-}
 _BACKEND_ENVIRONMENT = {
     # CUDA numbers cards fastest first unless told; nvidia-smi and we number them by PCI bus.
     "cuda": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
@@ -215,8 +207,7 @@ def worker_service(
         "writable_paths": [run],
         "log_path": f"{directory}/{name}.log",
         "memory_max": memory_max(instance, devices, facts),
-        "profile": "cpu" if backend == "cpu" else "gpu",
-        "device_allow": list(_DEVICE_ALLOW.get(backend, ())),
+        "backend": backend,
     }
 
 

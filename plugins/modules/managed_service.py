@@ -75,7 +75,9 @@ options:
     type: str
     default: ''
   groups:
-    description: Supplementary groups, in system scope of systemd. launchd takes the first as the group of the process.
+    description:
+      - Supplementary groups, in system scope of systemd. launchd takes the first as the group of the process.
+      - Without any those that own the device nodes of O(backend) on this host, whatever they are called there.
     type: list
     elements: str
     default: []
@@ -95,16 +97,13 @@ options:
   memory_max:
     description: Memory limit of the unit in bytes. Only for O(manager=systemd).
     type: int
-  profile:
-    description: Sandbox of a system unit.
+  backend:
+    description:
+      - Backend of llama.cpp that the program uses, for the sandbox of a system unit. V(cpu) hides all device nodes, those of
+        a GPU leave the nodes of that backend. Without it there is no sandbox.
     type: str
-    choices: [cpu, gpu, none]
-    default: none
-  device_allow:
-    description: C(DeviceAllow=) lines of the V(gpu) sandbox.
-    type: list
-    elements: str
-    default: []
+    choices: ['', cpu, cuda, rocm, metal, vulkan, sycl]
+    default: ''
   after:
     description: Units that are wanted and started before.
     type: list
@@ -154,10 +153,11 @@ started_at:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import BACKENDS
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._managers import manager_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
-from ansible_collections.llamafleet.rpc.plugins.module_utils._service import Systemd, converge
+from ansible_collections.llamafleet.rpc.plugins.module_utils._service import Systemd, converge, device_groups
 from ansible_collections.llamafleet.rpc.plugins.module_utils._sockets import describe_process
 from ansible_collections.llamafleet.rpc.plugins.module_utils._units import Service
 
@@ -179,8 +179,7 @@ def main() -> None:
             "writable_paths": {"type": "list", "elements": "path", "default": []},
             "log_path": {"type": "path", "default": ""},
             "memory_max": {"type": "int"},
-            "profile": {"type": "str", "choices": ["cpu", "gpu", "none"], "default": "none"},
-            "device_allow": {"type": "list", "elements": "str", "default": []},
+            "backend": {"type": "str", "choices": ["", *BACKENDS], "default": ""},
             "after": {"type": "list", "elements": "str", "default": []},
         },
         required_if=[
@@ -200,13 +199,12 @@ def main() -> None:
             argv=tuple(options["argv"]) or ("/nothing",),
             environment={key: str(value) for key, value in options["environment"].items()},
             user=options["user"],
-            groups=tuple(options["groups"]),
+            groups=tuple(options["groups"] or device_groups(options["backend"])),
             working_directory=options["working_directory"],
             writable_paths=tuple(options["writable_paths"]),
             log_path=options["log_path"],
             memory_max=options["memory_max"],
-            profile=options["profile"],
-            device_allow=tuple(options["device_allow"]),
+            backend=options["backend"],
             after=tuple(options["after"]),
         )
         outcome = converge(manager, service, options["state"], module.check_mode)

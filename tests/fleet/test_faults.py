@@ -189,6 +189,22 @@ def test_a_worker_claims_the_machines_memory_and_is_not_believed(inventory: Inve
         assert device["budget"] == 300 << 20 < device["usable"] < 512 << 20
 
 
+def test_a_worker_that_starts_again_and_again_is_reported(inventory: Inventory, proved: str) -> None:
+    """Cases B4-18: it is never parked, so somebody has to say it, and what holds its port."""
+    sh("w1", f"systemctl stop {UNIT}")
+    listen = f"import socket, time; s = socket.create_server(('0.0.0.0', {PORT})); time.sleep(1000)"
+    fleet("exec", "w1", "systemd-run", "-q", "--unit=foreign", "python3", "-c", listen)
+    sh("w1", f"systemctl start {UNIT}")
+    until(lambda: int(sh("w1", f"systemctl show -p NRestarts --value {UNIT}")) >= 5, "it was started 5 times", 60)
+    said = play(inventory, "status", ok=False).flat
+    sh("w1", "systemctl stop foreign")
+    assert f"had to start {UNIT}" in said and f"Port {PORT} is held by /usr/bin/python3" in said
+    until(lambda: pid("w1") != 0 and answers(proved), "its port is free again, and it serves", 60)
+    healed(inventory, proved)
+    sh("w1", f"systemctl reset-failed {UNIT}")
+    play(inventory, "status")
+
+
 # --- the next run brings it back ---
 
 

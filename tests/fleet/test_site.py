@@ -240,8 +240,15 @@ def test_a_limit_without_the_primary_stops_and_prints_the_one_that_works(site: S
 
 def test_a_limit_with_the_primary_changes_nothing_for_the_others(site: Site, inventory: Inventory) -> None:
     """A host outside of the limit stays in the mesh and in the plan (law 17)."""
-    run = play(inventory, "site", "--limit", "w1,p1")
+    override = "/etc/systemd/system/llama-rpc-default-cpu.service.d/override.conf"
+    sh("w1", f"mkdir {override.rpartition('/')[0]}; printf '[Service]\\nEnvironment=CUDA_VISIBLE_DEVICES=1\\n' > {override}")
+    sh("w1", "systemctl daemon-reload")
+    try:
+        run = play(inventory, "site", "--limit", "w1,p1")
+    finally:
+        sh("w1", f"rm -r {override.rpartition('/')[0]}; systemctl daemon-reload")
     assert run.changed == {"p1": 0, "w1": 0}
+    assert f"{override} changes what the unit llama-rpc-default-cpu says" in run.flat  # case B4-20
     assert "Paris" in answer()
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._service import (
     Supervisor,
     Systemd,
     converge,
+    device_groups,
     strays,
 )
 from ansible_collections.llamafleet.rpc.plugins.module_utils._units import Service
@@ -91,11 +93,14 @@ def test_exit_status_0_is_a_failure_and_sigpipe_is_ignored(supervisor: Superviso
 class Systemctl(SystemRunner):
     """systemctl as far as we use it, with the state of one unit."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: str = "252 (252.39-1~deb12u1)") -> None:
         self.calls: list[str] = []
         self.running = False
+        self.version = version
 
     def run(self, argv: Sequence[str], timeout: float = 30.0) -> Result:
+        if argv[1:] == ["--version"]:
+            return Result(0, f"systemd {self.version}\n+PAM +AUDIT\n", "")
         verb = next(word for word in argv[1:] if not word.startswith("--"))
         self.calls.append(verb)
         if verb == "show":
@@ -134,6 +139,15 @@ def test_a_unit_that_systemd_refuses_is_not_put_in_place(tmp_path: Path) -> None
     assert not converge(manager, good, "started", check=False).changed
 
 
+@pytest.mark.parametrize(
+    ("version", "rises"), [("252 (252.39-1~deb12u1)", False), ("254 (254.16-1.fc39)", True), ("1000", True)]
+)
+def test_pauses_grow_where_systemd_can_do_it(version: str, rises: bool, tmp_path: Path) -> None:
+    """Law 8."""
+    text = Systemd(Systemctl(version), "user", str(tmp_path)).text(program("exec sleep 1"))
+    assert ("RestartMaxDelaySec=60" in text) is rises
+
+
 @pytest.mark.real
 def test_what_a_killed_supervisor_left_behind_is_ended_and_started_anew(
     supervisor: Supervisor, tmp_path_factory: pytest.TempPathFactory
@@ -160,3 +174,19 @@ def test_a_renamed_instance_is_found_by_its_host_directory(supervisor: Superviso
     assert strays(supervisor, "/state/default/b/", []) == []
     for service in (old, ours):
         converge(supervisor, service, "absent", check=False)
+
+
+def test_groups_are_those_that_own_the_device_nodes(tmp_path: Path) -> None:
+    """Cases B4-04: the render group has one number on the host and another in the container."""
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    modes = {"kfd": 0o660, "dri/renderD128": 0o660, "nvidia0": 0o666, "dri/card0": 0o660, "dxg": 0o600}
+    for name, mode in modes.items():
+        (tmp_path / "dev" / name).touch()
+        (tmp_path / "dev" / name).chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "dev/kfd", 0, 54321)
+    own = grp.getgrgid(os.getegid()).gr_name
+    assert device_groups("rocm", str(tmp_path)) == sorted({own, "54321" if os.geteuid() == 0 else own})
+    assert device_groups("vulkan", str(tmp_path)) == [own]
+    assert device_groups("cuda", str(tmp_path)) == []  # open to all, or to root alone
+    assert device_groups("cpu", str(tmp_path)) == device_groups("", str(tmp_path)) == []

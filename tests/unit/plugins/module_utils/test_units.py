@@ -119,7 +119,7 @@ def test_supervisor_itself_reads_the_command(tmp_path: Path) -> None:
         ({"environment": {"A": "x\ny"}}, "control character"),
         ({"environment": {"A B": "x"}}, "no name of an environment variable"),
         ({"name": "../x"}, "service name"),
-        ({"profile": "tpu"}, "profile 'tpu'"),
+        ({"backend": "tpu"}, "backend 'tpu'"),
     ],
 )
 def test_what_no_manager_can_hold_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -134,6 +134,8 @@ def test_a_worker_that_ends_with_status_0_comes_back_and_is_never_parked() -> No
     assert lines_of(unit, "Restart") == ["always"]
     assert lines_of(unit, "StartLimitIntervalSec") == ["0"]
     assert lines_of(unit, "IgnoreSIGPIPE") == ["yes"]
+    assert lines_of(unit, "RestartMaxDelaySec") == []  # which systemd 252 does not know
+    assert lines_of(systemd_unit(Service("w", "d", ("/x",)), "system", rising=True), "RestartMaxDelaySec") == ["60"]
     program = supervisor_program(Service("w", "d", ("/x",)))
     assert "autorestart=true" in program and "startsecs=0" in program
 
@@ -143,14 +145,13 @@ def test_directory_too_long_for_a_socket_is_refused() -> None:
         supervisor_main("/" + "x" * 90)
 
 
-@pytest.mark.parametrize(("profile", "threshold"), [("cpu", 15), ("gpu", 20)])
-def test_exposure_of_system_units(profile: str, threshold: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "threshold"), [("cpu", 15), ("cuda", 20), ("rocm", 20), ("vulkan", 20)])
+def test_exposure_of_system_units(backend: str, threshold: int, tmp_path: Path) -> None:
     """Law 11: systemd-analyze security, offline, gives at most 1.5 for a CPU unit and 2.0 for a GPU unit."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not on this machine; .ci/run installs systemd")
-    allowed = ("char-nvidia* rw",) if profile == "gpu" else ()
-    service = Service("llama-x", "d", ("/bin/true",), user="daemon", profile=profile, device_allow=allowed)
+    service = Service("llama-x", "d", ("/bin/true",), user="daemon", backend=backend)
     path = tmp_path / "llama-x.service"
     path.write_text(systemd_unit(service, "system"))
     command = [analyze, "security", "--offline=true", f"--threshold={threshold}", "--no-pager", str(path)]

@@ -34,8 +34,7 @@ def test_devices_are_always_named_and_there_is_no_m() -> None:
     assert one["service"]["argv"] == [PROGRAM, "-H", "10.0.0.2", "-p", "50052", "-d", "CUDA0,CUDA1"]
     assert one["endpoint"] == "10.0.0.2:50052"
     assert one["service"]["name"] == "llama-rpc-default-default"
-    assert one["service"]["profile"] == "gpu"
-    assert "char-nvidia* rw" in one["service"]["device_allow"]
+    assert one["service"]["backend"] == "cuda"
 
 
 def test_numbering_of_cards_and_the_tunnel_are_fixed_in_the_environment() -> None:
@@ -66,7 +65,7 @@ def test_the_tensor_cache_is_off() -> None:
 def test_a_cpu_worker_uses_the_physical_cores_and_sees_no_device_nodes() -> None:
     (one,) = instances([{"name": "c", "port": 5, "devices": ["CPU"]}])
     assert one["service"]["argv"][-4:] == ["-d", "CPU", "-t", "6"]
-    assert one["service"]["profile"] == "cpu"  # case B4-06
+    assert one["service"]["backend"] == "cpu"  # case B4-06
 
 
 def test_two_backends_in_one_instance_are_refused() -> None:
