@@ -199,6 +199,9 @@ def test_units_are_sandboxed_ordered_and_sound(site: Site, host: str, unit: str)
             == 352 << 20
         )
     assert needed <= set(show["Wants"].split()) and needed <= set(show["After"].split())
+    # Case B4-08: what llama.cpp writes to is there before it starts.
+    cache = sh(host, f"systemctl show -p Environment {unit} | tr ' ' '\\n' | grep LLAMA_CACHE=").split("=", 1)[1].strip()
+    assert sh(host, f"stat -c '%U %a' {cache.rpartition('/')[0]}") == "llamafleet 750\n"
     assert "llamafleet" in sh(host, "systemd-inhibit --list --no-legend --no-pager")
 
 
