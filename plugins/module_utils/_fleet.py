@@ -44,6 +44,10 @@ WORKER_GROUP = "llama_workers"
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 
 
+#: Law 6. The source is chosen once, for all hosts (by the first of them, whose settings then would count for all).
+_ONE_FOR_ALL = ("llama_fleet_build", "llama_build_source", "llama_build_commit", "llama_build_sha256")
+
+
 def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
     """What is wrong with the fleet, one sentence each that says where and what to do; empty when nothing is.
 
@@ -53,7 +57,7 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
     problems: list[str] = []
     clusters: dict[str, dict[str, list[str]]] = {}
     endpoints: dict[str, str] = {}
-    builds: dict[str, list[str]] = {}
+    builds: dict[str, dict[str, list[str]]] = {variable: {} for variable in _ONE_FOR_ALL}
     for host in hosts:
         name = str(host["inventory_hostname"])
         groups = set(host.get("group_names") or [])
@@ -61,7 +65,8 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
         if not _CLUSTER.fullmatch(cluster):
             problems.append(f"{name}: llama_fleet_cluster {cluster!r} must be 1 to 31 of a-z, 0-9 and '-'")
             continue
-        builds.setdefault(str(host.get("llama_fleet_build") or ""), []).append(name)
+        for variable, values in builds.items():
+            values.setdefault(str(host.get(variable) or ""), []).append(name)
         members = clusters.setdefault(cluster, {PRIMARY_GROUP: [], WORKER_GROUP: []})
         for group in (PRIMARY_GROUP, WORKER_GROUP):
             if group in groups:
@@ -73,13 +78,14 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
         if WORKER_GROUP in groups:
             problems += _worker_problems(host, name, cluster, clusters, endpoints)
     problems += _cluster_problems({name: members for name, members in clusters.items() if any(members.values())})
-    if len(builds) > 1:
-        listed = "; ".join(
-            f"{build or 'the default'}: {', '.join(names[:5])}" for build, names in sorted(builds.items())
-        )
-        problems.append(
-            f"llama_fleet_build differs between hosts ({listed}). Every host must run the same build: set it for all"
-        )
+    for variable, values in builds.items():
+        if len(values) > 1:
+            listed = "; ".join(
+                f"{value or 'the default'}: {', '.join(names[:5])}" for value, names in sorted(values.items())
+            )
+            problems.append(
+                f"{variable} differs between hosts ({listed}). Every host must run the same build: set it for all"
+            )
     return problems
 
 

@@ -173,6 +173,41 @@ def test_no_text_names_a_place_of_one_machine_or_a_registry() -> None:
     assert not found
 
 
+def tasks_of(item: Any) -> list[dict[str, Any]]:
+    """All plays and tasks of a YAML file, those in blocks too."""
+    if isinstance(item, list):
+        return [task for one in item for task in tasks_of(one)]
+    if not isinstance(item, dict):
+        return []
+    return [item, *(task for value in item.values() if isinstance(value, list) for task in tasks_of(value))]
+
+
+def test_what_is_done_once_is_one_for_all_hosts() -> None:
+    """Cases B6-06, B6-07: with `serial` run_once means once a batch, and what it sets is set for every host."""
+    paths = [*(ROOT / "playbooks").glob("*.yml"), *(ROOT / "roles").glob("*/tasks/*.yml")]
+    tasks = [(path, task) for path in paths for task in tasks_of(load(path))]
+    assert len(tasks) > 200
+    assert not [path for path, task in tasks if "serial" in task]
+    set_once = {
+        name for _path, task in tasks if task.get("run_once") for name in task.get("ansible.builtin.set_fact", {})
+    }
+    assert set_once == {"llama_mesh__network", "llamafleet_topology"}
+
+
+def test_facts_are_not_taken_from_variables_of_their_own() -> None:
+    """Cases B6-02 and B6-11: with inject_facts_as_vars=false, and no header that another run would write otherwise."""
+    magic = {"facts", "check_mode", "play_hosts_all", "become"}
+    found = {
+        f"{path.relative_to(ROOT)}: ansible_{name}"
+        for path in [*(ROOT / "playbooks").rglob("*.yml"), *(ROOT / "roles").rglob("*")]
+        if path.is_file() and path.suffix in (".yml", ".j2")
+        for name in re.findall(r"\bansible_([a-z_]+)", path.read_text(encoding="utf-8"))
+        if name not in magic
+    }
+    assert not found
+    assert "inject_facts_as_vars = false" in (ROOT / "ansible.cfg").read_text(encoding="utf-8")
+
+
 def test_each_make_command_that_the_documents_name_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     documents = {name: text for name, text in own_text().items() if name.endswith(".md")}

@@ -78,6 +78,7 @@ def test_a_good_fleet_has_no_problems() -> None:
         ([primary(), worker("a"), worker("b")], None),  # the mesh gives each its own address
         ([primary(), worker("a", llama_worker_instances=[{"devices": ["CUDA 0"]}])], "'CUDA 0' is no llama.cpp device"),
         ([primary(llama_fleet_build="b11434"), worker("a", llama_fleet_build="b11430")], "llama_fleet_build differs"),
+        ([primary(llama_build_source="git"), worker("a")], "llama_build_source differs .* \\(the default: a; git: p"),
         ([primary(llama_fleet_cluster="A B")], "'A B' must be"),
         ([*GOOD, {"inventory_hostname": "stray", "group_names": ["llama_fleet"]}], "stray is in neither"),
         ([primary(llama_primary_port=70000), worker("a")], "p: llama_primary_port: port 70000"),
@@ -101,7 +102,7 @@ def test_a_good_fleet_has_no_problems() -> None:
     ],
 )
 def test_bad_input_is_named(hosts: list[dict[str, Any]], message: str | None) -> None:
-    """Cases B1-10, B5-13, B2-02 and the list of bad input of the first issue."""
+    """Cases B1-10, B5-13, B2-02, B6-08 (what one host decides for all is the same for all) and the list of bad input of the first issue."""
     problems = fleet_problems(hosts)
     if message is None:
         assert problems == []
