@@ -9,13 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _optimise
-from ansible_collections.llamafleet.rpc.plugins.module_utils._placement import Part, Solved, parts, problems, solve
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _chain, _optimise
+from ansible_collections.llamafleet.rpc.plugins.module_utils._placement import (
+    Part,
+    Solved,
+    parts,
+    problems,
+    solve,
+    stage_devices,
+)
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan_input import MAX_DEVICES, Device, Request
 
 _MIB = 1 << 20
 _CTX_STEP = 256  # llama.cpp pads the context to this many cells
 _SLOW_LOAD_S = 300  # a load longer than this deserves a word; every start sends the weights again
+_GAP = 0.01  # a plan that could be better by more than this share deserves a word
 _HINT_EFFORT = 10_000  # a hint need not be the last word
 _VISION = ("vl", "vision", "llava", "mllama", "omni", "pixtral")
 
@@ -75,8 +83,8 @@ def _memory_short(request: Request, wanted: Sequence[Device]) -> str:
     """The split that misses by least, and who is short in it; else the pool or the number of devices that stops it."""
     best: tuple[int, _optimise.Problem, _optimise.Placement] | None = None
     tried = list(problems(request, wanted, lend=True))
-    for problem, _pipelining in tried:
-        found = _optimise.worst_shortage(problem)
+    for problem, _way in tried:
+        found = _chain.worst_shortage(problem)
         if found is not None and (best is None or found[0] < best[0]):
             best = (found[0], problem, found[1])
     needs = _total_need(request)
@@ -91,10 +99,10 @@ def _memory_short(request: Request, wanted: Sequence[Device]) -> str:
     if best is None:
         return f"{head}; min_units and max_units leave no split"
     short, problem, placement = best
-    devices = [device for device in wanted if not device.is_cpu]
+    devices = stage_devices(wanted)
     if short > 0:
         return f"{head}. {_worst_run(request, problem, placement, devices, short)}"
-    return f"{head}. {_limit_short([problem for problem, _pipelining in tried], devices)}"
+    return f"{head}. {_limit_short([problem for problem, _way in tried], devices)}"
 
 
 def _total_need(request: Request) -> int:
@@ -127,14 +135,14 @@ def _limit_short(tried: Iterable[_optimise.Problem], devices: Sequence[Device]) 
     for problem in tried:
         names = list(dict.fromkeys(device.pool for device in devices))
         for number, size in enumerate(problem.pools):
-            needs = _optimise.least_use(problem, number)
+            needs = _chain.least_use(problem, number)
             if needs is not None and needs > size and (best is None or needs - size < best[0]):
                 text = (
                     f"The devices of pool {names[number]} share one memory: they need {mib(needs)} of it together, "
                     f"it has {mib(size)} left, short by {mib(needs - size)}"
                 )
                 best = (needs - size, text)
-        places = _optimise.least_use(problem, None)
+        places = _chain.least_use(problem, None)
         if places is not None and places > MAX_DEVICES and best is None:
             text = (
                 f"At least {places} devices are needed, but llama.cpp takes at most {MAX_DEVICES} in one cluster (16 "
@@ -221,7 +229,7 @@ def warnings(request: Request, solved: Solved, plan: Mapping[str, Any]) -> list[
     held = parts(request, solved)
     entries = plan["devices"]
     found = [
-        *_speed_warnings(request, held, entries),
+        *_speed_warnings(request, held, entries, solved.way.head),
         *_hardware_warnings(request, [part.device for part in held]),
     ]
     params, model = request.params, request.model
@@ -231,9 +239,10 @@ def warnings(request: Request, solved: Solved, plan: Mapping[str, Any]) -> list[
     if params.type_k != params.type_v:
         text = f"K cache {params.type_k} and V cache {params.type_v} differ: GPU workers may have no kernel for that"
         found.append(("mixed_cache_types", text))
-    if not solved.placement.proved:
+    if solved.gap > _GAP:
         text = (
-            "the pools of memory are so tangled that the search was cut short: this plan fits, a better one may exist"
+            "the search among so many splits was cut short: this plan fits, and another one could be better by at "
+            f"most {solved.gap:.1%}"
         )
         found.append(("not_proved", text))
     if request.cpu is None:
@@ -243,7 +252,7 @@ def warnings(request: Request, solved: Solved, plan: Mapping[str, Any]) -> list[
 
 
 def _speed_warnings(
-    request: Request, held: Sequence[Part], entries: Sequence[Mapping[str, Any]]
+    request: Request, held: Sequence[Part], entries: Sequence[Mapping[str, Any]], head: bool
 ) -> Iterable[tuple[str, str]]:
     for part, entry in zip(held, entries):
         device = part.device
@@ -255,7 +264,7 @@ def _speed_warnings(
                     f"about {seconds:.0f} s; use a wired or faster link, the worker's cache, or fewer layers there"
                 )
                 yield "slow_load", text
-        if device.endpoint is not None and entry["output"]:
+        if device.endpoint is not None and entry["output"] and not head:
             text = (
                 f"{device.label} holds the output layer: it sends {4 * request.model.n_vocab} bytes of logits back for "
                 "every token; a GPU in the primary would take it"
@@ -267,6 +276,12 @@ def _speed_warnings(
         if solved_borrowing(request, part):
             text = f"{device.label} reads caches that another device holds: they cross the network for every token"
             yield "shared_cache_split", text
+    if head:
+        text = (
+            f"the output matrix stays on the primary's CPU, so that {4 * request.model.n_vocab} bytes of logits need "
+            "not cross the network for every token; this switches pipelining of prompts off"
+        )
+        yield "output_on_primary", text
     guessed = [part.device.label for part in held if part.device.assumed]
     if guessed and request.objective != "memory":
         yield "default_bandwidth", f"no measured memory bandwidth for {', '.join(guessed)}: a default was used"

@@ -180,6 +180,14 @@ def output_buffer_bytes(model: Model, params: ContextParams) -> int:
     return model.n_vocab * params.n_parallel * _F32
 
 
+def head_compute_bytes(model: Model, params: ContextParams) -> int:
+    """What the primary's compute buffer grows by when its CPU holds the output matrix, in bytes: an upper bound.
+
+    The logits of its slots and the hidden states they come from; measured on b11434, they often fit below its peak.
+    """
+    return (model.n_vocab + model.n_embd) * params.n_parallel * _F32
+
+
 def compute_bytes(
     model: Model,
     params: ContextParams,
@@ -296,8 +304,13 @@ def _peak(model: Model, index: int, params: ContextParams) -> int:
     return total
 
 
+def quantised(params: ContextParams) -> tuple[bool, bool]:
+    """Whether the K cache and the V cache are of a type with blocks."""
+    return CACHE_TYPES[params.type_k][0] > 1, CACHE_TYPES[params.type_v][0] > 1
+
+
 def _quantised(params: ContextParams) -> bool:
-    return any(CACHE_TYPES[name][0] > 1 for name in (params.type_k, params.type_v))
+    return any(quantised(params))
 
 
 def _small(params: ContextParams) -> int:

@@ -76,7 +76,8 @@ class Model:
     belong to the output unit (a second copy of the token embedding when ``tied``); ``per_device_bytes`` are copied
     to every device that holds a repeating layer. Extras, None when unknown: ``v_width_max`` = the widest V row of all
     layers, ``stream`` = elements per token that a layer hands to the next, ``side_input`` = elements per token of the
-    per-layer embeddings that enter beside it.
+    per-layer embeddings that enter beside it, ``head_bytes`` = the output matrix, a part of ``output_bytes``, if only
+    norms stand beside it, ``k_head`` = elements of one K head, 0 if layers differ.
     """
 
     path: str
@@ -99,6 +100,8 @@ class Model:
     v_width_max: int | None = None
     stream: int | None = None
     side_input: int | None = None
+    head_bytes: int | None = None
+    k_head: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: every field, tuples as lists."""
@@ -460,7 +463,22 @@ def model_from_header(header: Header) -> Model:
             for tensor in loose["first"]
             if tensor.name == "per_layer_model_proj.weight" and len(tensor.dims) == 2
         ),
+        head_bytes=_head_bytes(loose["output"], embedding),
+        k_head=_k_head(shape),
     )
+
+
+def _head_bytes(output: list[Tensor], embedding: Tensor) -> int | None:
+    """Bytes of the output matrix, if it comes last: a bias or a scale behind it would need the logits back."""
+    if any(tensor.name != "output.weight" and "_norm." not in tensor.name for tensor in output):
+        return None
+    return _padded(next((tensor for tensor in output if tensor.name == "output.weight"), embedding).nbytes)
+
+
+def _k_head(shape: _Shape) -> int:
+    """Elements of a K head where all layers with attention have the same (llama-kv-cache.cpp, n_embd_head_k_all)."""
+    found = {width // heads for width, heads in zip(shape.k_width, shape.head_kv) if width and heads}
+    return found.pop() if len(found) == 1 else 0
 
 
 def _fields(layer: Layer) -> dict[str, Any]:

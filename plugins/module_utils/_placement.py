@@ -16,23 +16,58 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory, _op
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan_input import MAX_DEVICES, Device, Request
 
 _FS_PER_MS = 10**12
+_EQUAL = 2**-29  # relative differences below this are rounding
 _TIE = 64  # costs are femtoseconds * 64 + devices used: of equally fast plans the one with fewer devices wins
 
-# Wire traffic per generated token, measured on b11434 (protocol 7.0.0), exact for the last of two devices and 4 bytes
-# off for the first: 6 SET_TENSOR of 314, GET_TENSOR 321 and GRAPH_RECOMPUTE 13 bytes, 24 bytes of positions and ids,
-# hidden state and mask; the first device takes 2 more tensors of hidden size.
-_WIRE_UP, _WIRE_UP_FIRST, _WIRE_DOWN = 6 * 314 + 321 + 13 + 24, 2 * 314, 8
+# Wire traffic per generated token, measured on b11434 (protocol 7.0.0) to the byte with one, two and three workers,
+# with and without layers on the primary's CPU. Up: GET_TENSOR (321 bytes) and GRAPH_RECOMPUTE (13), and a SET_TENSOR
+# (314) for each input: hidden state, position and two cache indices (20 bytes together), one mask for each kind of
+# cache. The first device takes the hidden state three times, behind the CPU twice; the one with the output takes the
+# ids of outputs (4).
+_SET, _UP, _DOWN = 314, 321 + 13 + 20, 8
+_UP_OUTPUT = _SET + 4
+_ROTATION = 64  # side of the matrix that rotates V before a quantised cache; for K, the largest that fits its head
 
 
 @dataclass(frozen=True)
 class Solved:
-    """An optimum: the problem it is one of, the stages' devices, the placement, and whether llama.cpp pipelines."""
+    """The best placement, and what it is one of: the problem, the stages' devices, how llama.cpp runs it.
+
+    ``cost_bound``: no way of running these devices costs less; ``bound``: the same for what was asked for.
+    """
 
     problem: _optimise.Problem
     devices: tuple[Device, ...]
     placement: _optimise.Placement
-    pipelining: bool
+    way: Way
     priority: int
+    value: float
+    bound: float
+    cost_bound: float
+
+    @property
+    def proved(self) -> bool:
+        """Whether nothing better exists in the cost model."""
+        return self.gap == 0
+
+    @property
+    def gap(self) -> float:
+        """How much better, as a share, another plan could be at most; 0 if it is proved that none is."""
+        gap = (self.value - self.bound) / self.value if self.value else 0.0
+        return gap if gap > _EQUAL else 0.0
+
+
+class Way(NamedTuple):
+    """How llama.cpp runs a model, which decides its compute buffers.
+
+    ``places``: how many devices it may use; ``on_cpu``: the first layers are on the primary's CPU; ``head``: the output
+    matrix is on the primary's CPU, away from the output layer's norm, so that no logits cross the network.
+    """
+
+    pipelining: bool
+    places: int
+    on_cpu: bool
+    head: bool
 
 
 # --- The optimum -----------------------------------------------------------------------------------------------------
@@ -56,61 +91,83 @@ def solve(request: Request) -> Solved | None:
 
 
 def _solve_with(request: Request, allowed: Sequence[Device], level: int, lend: bool) -> Solved | None:
-    stages = tuple(device for device in allowed if not device.is_cpu)
-    best: tuple[Any, Solved] | None = None
-    for problem, pipelining in problems(request, allowed, lend):
-        for placement in _optima(request.objective, problem, pipelining, best[0][0] if best else _optimise.INF):
-            key = _key(request.objective, problem, placement, pipelining)
-            if best is None or key < best[0]:
-                best = (key, Solved(problem, stages, placement, pipelining, level))
-    return best[1] if best else None
+    stages = tuple(stage_devices(allowed))
+    best: tuple[Any, _optimise.Problem, _optimise.Placement, Way] | None = None
+    bound: float = _optimise.INF
+    tried = list(problems(request, allowed, lend))
+    for problem, way in tried:
+        known = best[0][0] if best else _optimise.INF
+        for answer in _optima(request.objective, problem, way, known):
+            bound = min(bound, answer.bound)
+            if answer.placement is not None:
+                key = _key(request.objective, problem, answer.placement, way)
+                if best is None or key < best[0]:
+                    best = (key, problem, answer.placement, way)
+    if best is None:
+        return None
+    key, chosen, placement, way = best
+    least = bound
+    if request.objective != "latency":
+        seeds = (placement if problem is chosen else None for problem, _way in tried)
+        least = min(_optimise.cost_bound(problem, seed) for (problem, _way), seed in zip(tried, seeds))
+    return Solved(chosen, stages, placement, way, level, key[0], min(bound, key[0]), min(least, placement.cost))
 
 
-def _optima(
-    objective: str, problem: _optimise.Problem, pipelining: bool, known: float
-) -> Iterable[_optimise.Placement]:
+def stage_devices(allowed: Sequence[Device]) -> list[Device]:
+    """Devices that take layers from llama.cpp, remote ones first: the primary's own GPU keeps the logits at home."""
+    listed = [device for device in allowed if not device.is_cpu]
+    return sorted(listed, key=lambda device: device.endpoint is None)
+
+
+def _optima(objective: str, problem: _optimise.Problem, way: Way, known: float) -> Iterable[_optimise.Answer]:
     """The best placements of one way of running. ``known``: the value of the best one so far."""
-    if problem.places == 1:
-        return _optimise.alone(problem)
-    if objective == "memory":
-        found = _optimise.most_even(problem)
-    elif objective == "prefill" and pipelining:
-        found = _optimise.shortest_stage(problem)
+    if way.places == 1:
+        for placement in _optimise.alone(problem):
+            yield _optimise.Answer(placement, _key(objective, problem, placement, way)[0])
+    elif objective == "memory":
+        yield _optimise.most_even(problem)
+    elif objective == "prefill" and way.pipelining:
+        yield _optimise.shortest_stage(problem)
     else:
-        found = _optimise.cheapest(problem, below=known)
-    return [] if found is None else [found]
+        yield _optimise.cheapest(problem, below=known)
 
 
-def _key(objective: str, problem: _optimise.Problem, placement: _optimise.Placement, pipelining: bool) -> Any:
+def _key(objective: str, problem: _optimise.Problem, placement: _optimise.Placement, way: Way) -> Any:
     if objective == "memory":
         return _optimise.fullest(problem, placement), placement.cost
-    if objective == "prefill" and pipelining:
+    if objective == "prefill" and way.pipelining:
         return _optimise.slowest(problem, placement), placement.cost
     return placement.cost, placement.cost
 
 
 def problems(
     request: Request, allowed: Sequence[Device], lend: bool = False
-) -> Iterable[tuple[_optimise.Problem, bool]]:
-    """The three ways llama.cpp runs a model, each with its own compute buffers: (problem, whether it pipelines).
+) -> Iterable[tuple[_optimise.Problem, Way]]:
+    """The ways llama.cpp runs a model, each with its own compute buffers.
 
     One device without the CPU; several devices without the CPU, pipelined (four copies of the inputs on b11434); the
-    CPU with or without devices behind it. ``lend``: a device may read caches that another one holds.
+    CPU with or without devices behind it; and without pipelining, which any override of a tensor switches off, the
+    output matrix on the CPU while the devices hold the last layers. ``lend``: a device may read caches that another one
+    holds.
     """
     cpu = next((device for device in allowed if device.is_cpu), None)
-    devices = [device for device in allowed if not device.is_cpu]
+    devices = stage_devices(allowed)
     nothing = cpu is None or not cpu.least
-    kinds: list[tuple[bool, int, bool]] = []
+    ways: list[Way] = []
     if devices and nothing:
-        kinds.append((False, 1, False))
+        ways.append(Way(False, 1, False, False))
         if len(devices) > 1:
-            kinds.append((True, MAX_DEVICES, False))
+            ways.append(Way(True, MAX_DEVICES, False, False))
     if cpu is not None:
-        kinds.append((False, MAX_DEVICES, True))
-    for pipelining, places, on_cpu in kinds:
-        problem = _problem(request, devices, cpu if on_cpu else None, pipelining, places)
+        ways.append(Way(False, MAX_DEVICES, True, False))
+        # A GPU of the primary comes last, so with one of them no logits cross the network.
+        remote = [device for device in devices if device.endpoint is not None]
+        if request.model.head_bytes and remote:
+            ways += [Way(False, MAX_DEVICES, on_cpu, True) for on_cpu in (False, True) if on_cpu or nothing]
+    for way in ways:
+        problem = _problem(request, devices, cpu if way.on_cpu or way.head else None, way)
         if problem is not None:
-            yield _with_borrowing(request, problem, pipelining, lend), pipelining
+            yield _with_borrowing(request, problem, way.pipelining, lend), way
 
 
 def _with_borrowing(request: Request, problem: _optimise.Problem, pipelining: bool, lend: bool) -> _optimise.Problem:
@@ -133,14 +190,16 @@ def _with_borrowing(request: Request, problem: _optimise.Problem, pipelining: bo
     return replace(problem, cuts=cuts, starts=starts)
 
 
-def _problem(
-    request: Request, devices: Sequence[Device], cpu: Device | None, pipelining: bool, places: int
-) -> _optimise.Problem | None:
+def _problem(request: Request, devices: Sequence[Device], cpu: Device | None, way: Way) -> _optimise.Problem | None:
     """One way of running. None if the primary cannot even hold its own buffers then."""
     sizes, host = request.sizes, request.cpu
-    need = _prefix(weights + context for weights, context in zip(sizes.weights, sizes.context))
-    read = _prefix(active + context for active, context in zip(sizes.active, sizes.context))
-    own = request.host_bytes(pipelining)
+    weights, active = list(sizes.weights), list(sizes.active)
+    if way.head:
+        weights[-1] -= request.head_bytes
+        active[-1] -= request.head_bytes
+    need = _prefix(weights_ + context for weights_, context in zip(weights, sizes.context))
+    read = _prefix(active_ + context for active_, context in zip(active, sizes.context))
+    own = request.host_bytes(way.pipelining, way.head)
     names = list(dict.fromkeys(device.pool for device in devices))
     pools = []
     for name in names:
@@ -148,22 +207,25 @@ def _problem(
         pools.append(request.budget(size) - (own if host is not None and host.pool == name else 0))
     if host is not None and own > min(request.budget(host.usable), request.budget(host.pool_usable)):
         return None
-    up, down = wire_bytes(request)
-    if pipelining:
-        work = request.buffers.work_pipelined
-    else:
-        work = request.buffers.work_alone if places == 1 else request.buffers.work_plain
+    wire = wire_bytes(request)
+    first = wire.behind_cpu if way.on_cpu else wire.first
+    logits = wire.output - (wire.logits if way.head else 0)
+    known: dict[float, list[int]] = {}
+    for device in devices:
+        if device.bandwidth not in known:
+            known[device.bandwidth] = _times(read, device.bandwidth)
     stages = [
         _optimise.Stage(
             room=request.budget(device.usable),
             scale=device.usable,
-            time=_times(read, device.bandwidth),
-            hop_first=_hop(device, up[0] + down[0]),
-            hop_later=_hop(device, up[1] + down[0]),
-            hop_output=(_link_fs(device, down[1]) - _link_fs(device, down[0])) * _TIE,
+            time=known[device.bandwidth],
+            hop_first=_hop(device, wire.any + first),
+            hop_later=_hop(device, wire.any),
+            hop_output=_link_fs(device, logits) * _TIE,
             least=device.least,
             most=len(need) if device.most is None else device.most,
             pool=names.index(device.pool),
+            phase=0 if device.endpoint is not None else 1,
         )
         for device in devices
     ]
@@ -171,24 +233,50 @@ def _problem(
         need=need,
         trunk_end=sizes.trunk_end,
         shared=request.model.per_device_bytes,
-        work=work,
+        work=_work(request, way),
         stages=stages,
         starts=[_optimise.Start(0, 0, 0.0, (0,) * len(names))],
         pools=pools,
-        places=places,
+        places=way.places,
         effort=request.effort,
     )
-    if cpu is not None:
-        problem = replace(problem, starts=_cpu_starts(request, problem, cpu, own, names, _times(read, cpu.bandwidth)))
-    return problem
+    if cpu is None:
+        return problem
+    return replace(problem, starts=_cpu_starts(request, problem, cpu, own, names, _times(read, cpu.bandwidth), way))
+
+
+def _work(request: Request, way: Way) -> tuple[int, int, int, int]:
+    """Compute buffers of a device that is (first, later, first with the output, later with the output)."""
+    if way.pipelining:
+        return request.buffers.work_pipelined
+    first, later, first_output, later_output = (
+        request.buffers.work_alone if way.places == 1 else request.buffers.work_plain
+    )
+    return (first, later, first, later) if way.head else (first, later, first_output, later_output)
+
+
+def head_cost(request: Request, cpu: Device) -> int:
+    """What the output matrix costs per token on the primary's CPU."""
+    return _times([request.head_bytes], cpu.bandwidth)[0] + round(cpu.overhead_ms * _FS_PER_MS) * _TIE
 
 
 def _cpu_starts(
-    request: Request, problem: _optimise.Problem, cpu: Device, own: int, names: Sequence[str], times: Sequence[int]
+    request: Request,
+    problem: _optimise.Problem,
+    cpu: Device,
+    own: int,
+    names: Sequence[str],
+    times: Sequence[int],
+    way: Way,
 ) -> list[_optimise.Start]:
-    """The first units on the primary's CPU: at least one of them, at most all."""
+    """What the primary's CPU takes: the first units, at least one of them, at most all; and the output matrix."""
+    head = head_cost(request, cpu) if way.head else 0
+    if not way.on_cpu:
+        return [_optimise.Start(0, head + 1, own / max(1, cpu.usable), (0,) * len(names))]
     room = min(request.budget(cpu.usable), request.budget(cpu.pool_usable)) - own
-    most = problem.units if cpu.most is None else min(cpu.most, problem.units)
+    # With the output matrix on the CPU, the output layer's norm is not: all units there are no other way to run.
+    most = problem.units - (1 if way.head else 0)
+    most = most if cpu.most is None else min(cpu.most, most)
     hop = round(cpu.overhead_ms * _FS_PER_MS) * _TIE + 1
     compute = [request.buffers.cpu_layers, request.buffers.cpu_all]
     starts = []
@@ -198,7 +286,7 @@ def _cpu_starts(
         if size <= room:
             used = tuple(size if name == cpu.pool else 0 for name in names)
             load = (own + size) / max(1, cpu.usable)
-            starts.append(_optimise.Start(units, times[units] + hop, load, used))
+            starts.append(_optimise.Start(units, times[units] + hop + head, load, used))
     return starts
 
 
@@ -226,43 +314,87 @@ def _link_fs(device: Device, wire: int) -> int:
     return round(wire * 8 * _FS_PER_MS / (device.link_mbps * 1000))
 
 
-def wire_bytes(request: Request) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Bytes per token to a device (first, later), and from it (hidden state, or logits if it holds the output)."""
+class Wire(NamedTuple):
+    """Bytes per token over one device's link: ``any`` device; more for the ``first``, or the first ``behind_cpu``.
+
+    ``output``: more for the one with the output, of which ``logits`` are sent only if the output matrix is there too.
+    """
+
+    any: int
+    first: int
+    behind_cpu: int
+    output: int
+    logits: int
+
+
+def wire_bytes(request: Request) -> Wire:
+    """What a token costs on the wire, both directions together."""
     model, params = request.model, request.params
-    kinds = {
+    caches = {
         (cache.window, cache.ratio): _memory.cache_cells(cache, params)
         for layer in model.layers
         for cache in layer.caches
     }
-    up = _WIRE_UP + 4 * model.n_embd + 2 * sum(kinds.values())
-    return (up + _WIRE_UP_FIRST + 8 * model.n_embd, up), (4 * model.n_embd + _WIRE_DOWN, 4 * model.n_vocab + _WIRE_DOWN)
+    inputs = sum(2 * cells for cells in caches.values()) + max(1, len(caches)) * _SET
+    rotated = len({window for window, ratio in caches if ratio == 1})
+    for quantised, side in zip(_memory.quantised(params), (_k_rotation(model.k_head), _ROTATION)):
+        inputs += rotated * (_SET + 4 * side * side) if quantised and side else 0
+    hidden = 4 * model.n_embd
+    logits = 4 * model.n_vocab - hidden
+    return Wire(
+        any=_UP + 4 * _SET + hidden + inputs + hidden + _DOWN,
+        first=3 * _SET + 2 * hidden + 8,
+        behind_cpu=_SET + hidden,
+        output=_UP_OUTPUT + logits,
+        logits=logits,
+    )
+
+
+def _k_rotation(head: int | None) -> int:
+    """Side of the matrix that rotates K before a quantised cache: the largest 64 * 2^n that divides a head, or none."""
+    if head is None:
+        return _ROTATION
+    return 0 if head % _ROTATION or not head else head & -head
 
 
 class Part(NamedTuple):
-    """One device of the optimum: units [begin, end), the cost of them, and the bytes that go beside its layers."""
+    """One device of the optimum: units [begin, end), the cost of them, and the bytes that go beside its layers.
+
+    ``wire``: bytes per token over its link.
+    """
 
     device: Device
     begin: int
     end: int
     cost: int
     compute: int
+    wire: int
 
 
 def parts(request: Request, solved: Solved) -> list[Part]:
     """The devices that hold something, in order."""
-    problem, placement = solved.problem, solved.placement
+    problem, placement, way = solved.problem, solved.placement, solved.way
+    wire = wire_bytes(request)
     found = []
     units = placement.start.units
     if units and request.cpu is not None:
         compute = request.buffers.cpu_all if units == problem.units else request.buffers.cpu_layers
-        found.append(Part(request.cpu, 0, units, placement.start.cost, compute))
+        cost = placement.start.cost - (head_cost(request, request.cpu) if way.head else 0)
+        found.append(Part(request.cpu, 0, units, cost, compute, 0))
     for number, run in enumerate(placement.runs):
-        kind = (0 if number == 0 else 1) + (2 if run.end == problem.units else 0)
+        last = run.end == problem.units
+        kind = (0 if number == 0 else 1) + (2 if last else 0)
         compute = problem.work[kind] + problem.borrowed_bytes(run.begin, run.end)
         cost = _optimise.run_cost(problem, run, number == 0)
-        found.append(Part(solved.devices[run.stage], run.begin, run.end, cost, compute))
+        device, sent = solved.devices[run.stage], 0
+        if device.endpoint is not None:
+            sent = wire.any + (wire.output - (wire.logits if way.head else 0) if last else 0)
+            if number == 0:
+                sent += wire.behind_cpu if way.on_cpu else wire.first
+        found.append(Part(device, run.begin, run.end, cost, compute, sent))
     return found
 
 
-def milliseconds(cost: int) -> float:
+def milliseconds(cost: float) -> float:
+    """A cost for people; the tie-breaker falls off."""
     return round(cost // _TIE / _FS_PER_MS, 6)

@@ -13,9 +13,10 @@ The plan is the exact optimum of this cost model (proved by an independent brute
 * objective ``latency``: the smallest sum over the devices; ``memory``: the largest smallest headroom / usable over the
   devices used (for the primary's CPU, its other buffers count); ``prefill``: the smallest time of the slowest device
   where llama.cpp pipelines (several devices, nothing on the primary's CPU), else the sum. Ties go to the smaller sum,
-  then to fewer devices.
+  then to fewer devices, then to the order given.
 
-Layers keep their order, and devices are used in the order given (llama.cpp's: primary's CPU, RPC devices, local GPUs).
+Layers keep their order. The primary's CPU comes first and its GPUs last; remote devices stand in the best order there
+is. The output matrix may stay on the primary's CPU where that pays. docs/cost-model.md has units and sources.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _explain
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _alternatives, _explain
 from ansible_collections.llamafleet.rpc.plugins.module_utils._placement import (
     Part,
     Solved,
+    head_cost,
     milliseconds,
     parts,
     solve,
@@ -59,13 +61,18 @@ def plan_split(
     objective: object = "latency",
     margin: object = None,
     cache_ram: object = None,
+    alternatives: object = False,
 ) -> dict[str, Any]:
     """The plan (design: plan_split) for ``model`` (of gguf_info) on ``devices`` (of fleet_devices).
 
     Sizes are bytes, ``margin`` and ``cache_ram`` too; ``cache_ram`` None takes the largest prompt cache of 8192, 4096,
-    .. 256, 0 MiB that fits beside the plan. Too little memory gives a plan with ``feasible: false`` and the numbers in
-    ``reason``. Raises PlanError, RecordError, ModelError or MemoryParamsError for values that make no sense.
+    .. 256, 0 MiB that fits beside the plan. ``alternatives`` adds what each device costs or saves, the second-best
+    choice of devices and the plans for the loss of each worker, which takes as many solutions more. Too little memory
+    gives a plan with ``feasible: false`` and the numbers in ``reason``. Raises PlanError, RecordError, ModelError or
+    MemoryParamsError for values that make no sense.
     """
+    if not isinstance(alternatives, bool):
+        raise PlanError(f"alternatives is {alternatives!r}; it must be true or false")
     request = make_request(
         model,
         devices,
@@ -90,13 +97,17 @@ def plan_split(
     plan = _build(request, solved)
     plan["dropped"] = _explain.dropped(request, solved)
     plan["warnings"] = _explain.warnings(request, solved, plan)
+    if alternatives:
+        plan.update(_alternatives.choices(request, solved))
     return plan
 
 
 def _build(request: Request, solved: Solved) -> dict[str, Any]:
     held = parts(request, solved)
     listed = [part for part in held if not part.device.is_cpu]
-    endpoints = list(dict.fromkeys(part.device.endpoint for part in listed if part.device.endpoint is not None))
+    used = {part.device.endpoint for part in listed}
+    given = dict.fromkeys(device.endpoint for device in request.devices if device.endpoint in used)
+    endpoints = [endpoint for endpoint in given if endpoint is not None]
     first_number: dict[str | None, int] = {}
     count = 0
     for endpoint in endpoints:  # law 2: all devices of the listed endpoints are numbered, used or not
@@ -107,7 +118,7 @@ def _build(request: Request, solved: Solved) -> dict[str, Any]:
     for part in held:
         remote = part.device.endpoint is not None
         name = f"RPC{first_number[part.device.endpoint] + part.device.index}" if remote else part.device.device
-        entries.append(_entry(request, part, name, host))
+        entries.append(_entry(request, solved, part, name, host))
     cpu_units = solved.placement.start.units
     return {
         **_empty(request),
@@ -118,18 +129,22 @@ def _build(request: Request, solved: Solved) -> dict[str, Any]:
         "tensor_split": ",".join(str(part.end - part.begin) for part in listed),
         "device_order": [entry["rpc_name"] for part, entry in zip(held, entries) if not part.device.is_cpu],
         "primary_host": host,
-        "predicted": _predicted(request, held),
+        "output_on_primary": _output_on_primary(request, solved),
+        "predicted": _predicted(request, solved, held),
+        "certificate": _alternatives.certificate(request, solved),
     }
 
 
-def _entry(request: Request, part: Part, name: str, host: Mapping[str, Any]) -> dict[str, Any]:
+def _entry(request: Request, solved: Solved, part: Part, name: str, host: Mapping[str, Any]) -> dict[str, Any]:
     device, sizes = part.device, request.sizes
     weights = sum(sizes.weights[part.begin : part.end])
     if part.begin < sizes.trunk_end:
         weights += request.model.per_device_bytes
+    has_output = part.end == request.model.n_layer + 1
+    if has_output and solved.way.head:
+        weights -= request.head_bytes
     context = sum(sizes.context[part.begin : part.end])
     total = weights + context + part.compute
-    has_output = part.end == request.model.n_layer + 1
     has_layer = part.begin < request.model.n_layer
     return {
         "host": device.host,
@@ -155,11 +170,15 @@ def _entry(request: Request, part: Part, name: str, host: Mapping[str, Any]) -> 
 def _primary_host(request: Request, solved: Solved | None, held: Sequence[Part]) -> dict[str, Any]:
     """What the primary's own process needs in RAM, the layers on its CPU included."""
     host, model = request.cpu, request.model
-    pipelining = len([part for part in held if not part.device.is_cpu]) > 1 and not any(p.device.is_cpu for p in held)
-    weights = model.input_bytes
+    listed = [part for part in held if not part.device.is_cpu]
+    pipelining = solved is not None and solved.way.pipelining and len(listed) > 1
+    head = solved is not None and solved.way.head
+    weights = model.input_bytes + (request.head_bytes if head else 0)
     context = 0
     buffers = request.buffers
     compute = (buffers.host_pipelined if pipelining else buffers.host_plain) + buffers.output
+    if head:
+        compute += buffers.cpu_head
     for part in held:
         if part.device.is_cpu:
             weights += sum(request.sizes.weights[: part.end]) + (
@@ -195,26 +214,47 @@ def _largest_cache(request: Request, solved: Solved | None, taken: int) -> int:
     return next((step * MIB for step in CACHE_RAM_STEPS if step * MIB <= left), 0)
 
 
-def _predicted(request: Request, held: Sequence[Part]) -> dict[str, Any]:
-    """Speed by the cost model; the lower bound leaves out every overhead that is no physics."""
-    up, down = wire_bytes(request)
-    total, bound, wire, trips = 0.0, 0.0, 0, 0
-    first = True
+def _output_on_primary(request: Request, solved: Solved) -> dict[str, Any] | None:
+    """The output matrix on the primary's CPU: the override that puts it there, and what it takes. None if it is not.
+
+    The pattern is searched for in tensor names (llama-model-loader.cpp), so it must not match attn_output.weight.
+    """
+    if not solved.way.head or request.cpu is None:
+        return None
+    return {
+        "override": f"^{'token_embd' if request.model.tied else 'output'}.weight=CPU",
+        "weights": request.head_bytes,
+        "ms": milliseconds(head_cost(request, request.cpu)),
+        "wire_bytes_saved": wire_bytes(request).logits,
+    }
+
+
+def _predicted(request: Request, solved: Solved, held: Sequence[Part]) -> dict[str, Any]:
+    """Speed by the cost model, the least that any plan could take, and this plan on ideal hardware.
+
+    ``hardware_ms`` leaves out every overhead that is no physics: full bandwidth, one round trip, the bytes on the wire.
+    """
+    sizes = request.sizes
+    hardware, wire, trips = 0.0, 0, 0
     for part in held:
         device = part.device
-        read = sum(request.sizes.active[part.begin : part.end]) + sum(request.sizes.context[part.begin : part.end])
-        total += milliseconds(part.cost)
-        bound += read / device.bandwidth * 1000
+        read = sum(sizes.active[part.begin : part.end]) + sum(sizes.context[part.begin : part.end])
+        if part.end == request.model.n_layer + 1 and solved.way.head and request.cpu is not None:
+            read -= request.head_bytes
+            hardware += request.head_bytes / request.cpu.bandwidth * 1000
+        hardware += read / device.bandwidth * 1000
         if device.endpoint is not None:
-            sent = (up[0] if first else up[1]) + down[1 if part.end == request.model.n_layer + 1 else 0]
-            wire += sent
+            wire += part.wire
             trips += 1
-            bound += device.rtt_ms + (sent * 8 / (device.link_mbps * 1000) if device.link_mbps else 0)
-        first = first and device.is_cpu
+            hardware += device.rtt_ms + (part.wire * 8 / (device.link_mbps * 1000) if device.link_mbps else 0)
+    total = milliseconds(solved.placement.cost)
+    proved = solved.proved and request.objective == "latency"
     return {
-        "ms_per_token": round(total, 6),
+        "ms_per_token": total,
         "tokens_per_s": round(1000 / total, 3) if total else None,
-        "lower_bound_ms": round(bound, 6),
+        "lower_bound_ms": total if proved else min(total, milliseconds(solved.cost_bound)),
+        "gap": round(solved.gap, 6),
+        "hardware_ms": round(hardware, 6),
         "wire_bytes_per_token": wire,
         "round_trips": trips,
     }
@@ -244,13 +284,20 @@ def _empty(request: Request) -> dict[str, Any]:
             "swa_full": params.swa_full,
         },
         "primary_host": {},
+        "output_on_primary": None,
         "predicted": {
             "ms_per_token": None,
             "tokens_per_s": None,
             "lower_bound_ms": None,
+            "gap": None,
+            "hardware_ms": None,
             "wire_bytes_per_token": None,
             "round_trips": None,
         },
+        "certificate": None,
+        "devices_compared": [],
+        "second_best": None,
+        "without": [],
         "dropped": [],
         "warnings": [],
     }

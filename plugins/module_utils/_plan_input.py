@@ -93,8 +93,9 @@ class Buffers(NamedTuple):
     """Bytes beside the layers.
 
     ``host_*``: the primary's compute buffer, with and without pipelining; ``cpu_*``: what it grows by when its CPU
-    holds layers, or all units. ``work_*``: compute buffer of a device that is (first, later, first with the output,
-    later with the output) if it is alone, one of several that pipeline, or behind layers on the CPU.
+    holds layers, or all units, or the output matrix. ``work_*``: compute buffer of a device that is (first, later,
+    first with the output, later with the output) if it is alone, one of several that pipeline, or behind layers on the
+    CPU.
     """
 
     output: int
@@ -102,6 +103,7 @@ class Buffers(NamedTuple):
     host_plain: int
     cpu_layers: int
     cpu_all: int
+    cpu_head: int
     work_alone: tuple[int, int, int, int]
     work_pipelined: tuple[int, int, int, int]
     work_plain: tuple[int, int, int, int]
@@ -134,10 +136,21 @@ class Request:
         """The primary's CPU, None if it is not among the devices."""
         return next((device for device in self.devices if device.is_cpu), None)
 
-    def host_bytes(self, pipelining: bool) -> int:
-        """What the primary itself takes beside layers: embedding, compute buffer, logits, prompt cache."""
+    @property
+    def head_bytes(self) -> int:
+        """The output matrix, 0 if it cannot be kept apart from the output layer."""
+        return min(self.model.head_bytes or 0, self.model.output_bytes)
+
+    def host_bytes(self, pipelining: bool, head: bool = False) -> int:
+        """What the primary itself takes beside layers: embedding, compute buffer, logits, prompt cache.
+
+        ``head``: its CPU holds the output matrix. That of a tied model may share the pages of the embedding, but not
+        where the CPU wants its type in another order (CPU_REPACK), so it is counted.
+        """
         compute = self.buffers.host_pipelined if pipelining else self.buffers.host_plain
-        return self.model.input_bytes + compute + self.buffers.output + (self.cache_ram or 0)
+        compute += self.buffers.cpu_head if head else 0
+        weights = self.model.input_bytes + (self.head_bytes if head else 0)
+        return weights + compute + self.buffers.output + (self.cache_ram or 0)
 
     def with_params(self, params: _memory.ContextParams) -> Request:
         """The same question for other context parameters."""
@@ -224,6 +237,7 @@ def _buffers(model: Model, params: _memory.ContextParams) -> Buffers:
         host_plain=plain,
         cpu_layers=held - plain,
         cpu_all=max(held - plain, alone[2]),
+        cpu_head=_memory.head_compute_bytes(model, params),
         work_alone=alone,
         work_pipelined=work(pipelining=True, n_devices=2),
         work_plain=work(pipelining=False, n_devices=2),

@@ -26,6 +26,8 @@ TOOLS = ("llama-server", "llama-bench", "llama-fit-params")
 OLDEST = 10151  # first sampled build that takes every argument used here (--load-mode marks it in _builds)
 _MIB = 1 << 20
 _MAX_VALUES = 15  # --tensor-split takes 15 values, the scheduler 15 devices beside the CPU
+# Tensor names are searched for the pattern before the =; without the ^, attn_output.weight of every layer would match.
+_OVERRIDES = ("^output.weight=CPU", "^token_embd.weight=CPU")
 _DEFAULTS: dict[str, Any] = {
     "n_parallel": 1,
     "type_k": "f16",
@@ -86,6 +88,7 @@ def server_args(
     args += ["-dev", ("/" if bench else ",").join(devices) or "none", "-ngl", str(offloaded), "-sm", "layer"]
     if counts:
         args += ["-ts", tensor_split(plan, name)]
+    args += _override(values)
     if not bench:
         args += ["-fit", "off", "-c", str(check_whole(values.get("n_ctx"), "plan.n_ctx", least=1))]
         args += ["-np", str(params["n_parallel"])]
@@ -163,6 +166,17 @@ def _cache_ram(plan: Mapping[str, Any]) -> list[str]:
         return []
     checked = check_whole(size, "plan.primary_host.cache_ram")
     return ["--cache-ram", str((checked or 0) // _MIB)]
+
+
+def _override(plan: Mapping[str, Any]) -> list[str]:
+    """The override that keeps the output matrix on the primary's CPU, if the plan has it there."""
+    kept = plan.get("output_on_primary")
+    if kept is None:
+        return []
+    text = kept.get("override") if isinstance(kept, Mapping) else kept
+    if text not in _OVERRIDES:
+        raise ServerArgsError(f"plan.output_on_primary has {_short(text)}; it must be one of {', '.join(_OVERRIDES)}")
+    return ["-ot", str(text)]
 
 
 def _path(model: object) -> str:

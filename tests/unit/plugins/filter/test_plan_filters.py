@@ -61,7 +61,7 @@ def test_from_records_to_arguments() -> None:
         (lambda: plan_split(model(), workers(1, GIB), n_ctx="8k"), "llamafleet.rpc.plan_split: n_ctx is '8k'"),
         (
             lambda: plan_split(model(), workers(1, GIB), n_ctx=1, n_batches=1),
-            "llamafleet.rpc.plan_split: unknown option n_batches; there are cache_ram, flash_attn",
+            "llamafleet.rpc.plan_split: unknown option n_batches; there are alternatives, cache_ram",
         ),
         (lambda: plan_split({}, workers(1, GIB), n_ctx=1), "llamafleet.rpc.plan_split: model"),
         (lambda: rpc_servers(None), "llamafleet.rpc.rpc_servers: the plan is None"),

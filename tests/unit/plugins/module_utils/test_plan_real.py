@@ -114,7 +114,7 @@ def test_promised_is_what_the_server_logs(
         )
     model = model_from_header(read_model(str(demo_model))).to_dict()
     plan = plan_split(model, fleet_devices(records), n_ctx=2048, **options)
-    assert plan["device_order"] == expected
+    assert sorted(plan["device_order"]) == expected
 
     with ExitStack() as stack:
         for number, count in enumerate(devices):
