@@ -26,10 +26,10 @@ options:
     elements: dict
     required: true
   options:
-    description: All named options of P(llamafleet.rpc.plan_split#filter), C(n_ctx) among them.
+    description: All named options of P(llamafleet.rpc.plan_primary#filter), C(n_ctx) among them.
     type: dict
 seealso:
-  - plugin: llamafleet.rpc.plan_split
+  - plugin: llamafleet.rpc.plan_primary
     plugin_type: filter
 """
 
@@ -73,10 +73,11 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._advice import advice_lines, advise
+from ansible_collections.llamafleet.rpc.plugins.module_utils._companions import OPTIONS as COMPANIONS
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan import plan_split
 
-OPTIONS = frozenset(name for name in signature(plan_split).parameters if name not in ("model", "devices"))
+OPTIONS = frozenset(signature(plan_split).parameters) - {"model", "devices"} | frozenset(COMPANIONS)
 
 
 def plan_advice(model: Any, devices: Any, **options: Any) -> dict[str, Any]:

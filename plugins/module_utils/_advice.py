@@ -11,13 +11,20 @@ less (the next larger type, 256 tokens more, 64 MiB less) does not fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory, _plan
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory
+from ansible_collections.llamafleet.rpc.plugins.module_utils._companions import (
+    Companions,
+    companions_of,
+    plan_with,
+    prepare,
+    request_of,
+)
 from ansible_collections.llamafleet.rpc.plugins.module_utils._explain import mib
 from ansible_collections.llamafleet.rpc.plugins.module_utils._placement import solve
-from ansible_collections.llamafleet.rpc.plugins.module_utils._plan_input import Device, Request, make_request
+from ansible_collections.llamafleet.rpc.plugins.module_utils._plan_input import Request
 from ansible_collections.llamafleet.rpc.plugins.module_utils._records import is_primary_cpu
 
 CTX_STEP = 256  # tokens; llama.cpp pads the context to this many cells
@@ -36,73 +43,120 @@ NEW_WORKER: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class _Question:
+    """What is planned: every device with its pool named, the options of plan_split, and what runs beside the model."""
+
+    model: object
+    devices: tuple[Mapping[str, Any], ...]
+    options: Mapping[str, object]
+    companions: Companions
+
+    def request(self) -> Request:
+        """The question as the planner takes it, companions off."""
+        asked = request_of(self.model, self.devices, self.options)
+        if not self.companions:
+            return asked
+        model, devices, _needs = prepare(self.companions, self.model, self.devices, asked.params)
+        return request_of(model, devices, self.options)
+
+    def fits(self) -> bool:
+        """Whether there is a plan. What llama.cpp would refuse does not fit."""
+        try:
+            return solve(self.request()) is not None
+        except _memory.MemoryParamsError:
+            return False
+
+    def asking(self, **options: object) -> _Question:
+        """The same with other options."""
+        return replace(self, options={**self.options, **options})
+
+    def grown(self, more: Mapping[str, int]) -> _Question:
+        """The same with ``more`` bytes in each of the pools named there."""
+        return replace(
+            self,
+            devices=tuple(
+                {
+                    **item,
+                    "usable": item["usable"] + more.get(item["pool"], 0),
+                    "pool_usable": item["pool_usable"] + more.get(item["pool"], 0),
+                }
+                for item in self.devices
+            ),
+        )
+
+
 def advise(model: object, devices: object, **options: object) -> dict[str, Any]:
-    """``{feasible, largest_ctx, changes}`` for what ``plan_split`` takes (same names and units, same errors).
+    """``{feasible, largest_ctx, changes}`` for what ``plan_with`` takes (same names and units, same errors).
 
     ``largest_ctx``: tokens, at most what the model was trained for (or what was asked for); None when no context fits.
     ``changes``: empty when feasible, else the cures, cheapest first, each ``{change: cache_type|context|memory, n_ctx,
     type_k, type_v, types_changed, memory: [{host, device, more, usable}], tokens_per_s}`` with all that is to be set.
     ``more`` and ``usable`` are bytes (by how much, to what).
     """
-    plan = _plan.plan_split(model, devices, **options)
-    request = _request(model, devices, options)
-    largest = _largest_context(request)
+    plan = plan_with(model, devices, **options)
+    companions, others = companions_of(options)
+    question = _Question(model, tuple(_pooled(devices)), others, companions)
+    params = request_of(model, devices, others).params
+    largest = _largest_context(question, params)
     return {
         "feasible": plan["feasible"],
         "largest_ctx": largest,
-        "changes": [] if plan["feasible"] else _changes(model, devices, options, request, largest),
+        "changes": [] if plan["feasible"] else _changes(question, params, largest, options),
     }
 
 
-def _request(model: object, devices: object, options: Mapping[str, object]) -> Request:
-    """The question, checked. Whether it fits does not depend on the objective."""
-    others = ("objective", "margin", "cache_ram")
-    context = {name: value for name, value in options.items() if name not in others}
-    return make_request(model, devices, context, "latency", options.get("margin"), options.get("cache_ram"))
+def _pooled(devices: object) -> list[dict[str, Any]]:
+    """The devices, checked by the planner before, each with a pool."""
+    return [
+        {
+            **item,
+            "pool": item.get("pool") or f"{item['host']}/{item.get('endpoint')}/{item['device']}",
+            "pool_usable": item["usable"] if item.get("pool_usable") is None else item["pool_usable"],
+        }
+        for item in (devices if isinstance(devices, Sequence) else ())
+    ]
 
 
 def _changes(
-    model: object, devices: object, options: Mapping[str, object], request: Request, largest: int | None
+    question: _Question, params: _memory.ContextParams, largest: int | None, options: Mapping[str, object]
 ) -> list[dict[str, Any]]:
     found = []
-    for params in filter(None, (_smaller_cache(request), _smaller_context(request, largest))):
-        kind = "context" if params.n_ctx != request.params.n_ctx else "cache_type"
-        found.append(_change(model, devices, options, kind, params, []))
-    for offered in (_listed(devices), _with_new_worker(devices)):
-        wider = _request(model, offered, options)
-        new = len(offered) > len(_listed(devices))
-        more = _more_memory(wider, [NEW_WORKER["pool"]] if new else _pools(wider))
+    for changed in (_smaller_cache(question, params), _smaller_context(question, params, largest)):
+        if changed:
+            kind = "context" if "n_ctx" in changed else "cache_type"
+            found.append(_change(question.asking(**changed), options, params, kind, []))
+    offered = replace(question, devices=_with_new_worker(question.devices))
+    for wider, pools in ((question, _pools(question)), (offered, [NEW_WORKER["pool"]])):
+        more = _more_memory(wider, pools)
         if more:
-            enlarged, rows = _with_more(offered, wider, more)
-            found.append(_change(model, enlarged, options, "memory", request.params, rows))
+            grown = wider.grown(more)
+            found.append(_change(grown, options, params, "memory", _rows(grown, more)))
     return found
 
 
 def _change(
-    model: object,
-    devices: object,
+    question: _Question,
     options: Mapping[str, object],
-    kind: str,
     params: _memory.ContextParams,
+    kind: str,
     memory: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """One cure, planned as a user would plan it."""
-    changed = {"n_ctx": params.n_ctx, "type_k": params.type_k, "type_v": params.type_v}
-    plan = _plan.plan_split(model, devices, **{**options, **changed})
+    plan = plan_with(question.model, list(question.devices), **{**options, **question.options})
+    type_k, type_v = plan["params"]["type_k"], plan["params"]["type_v"]
     return {
         "change": kind,
-        **changed,
-        "types_changed": params.type_k != options.get("type_k", "f16"),
+        "n_ctx": plan["n_ctx"],
+        "type_k": type_k,
+        "type_v": type_v,
+        "types_changed": (type_k, type_v) != (params.type_k, params.type_v),
         "memory": memory,
         "tokens_per_s": plan["predicted"]["tokens_per_s"],
     }
 
 
 # --- The searches ----------------------------------------------------------------------------------------------------
-
-
-def _fits(request: Request | None) -> bool:
-    return request is not None and solve(request) is not None
 
 
 def _least(good: Callable[[int], bool], most: int) -> int | None:
@@ -121,34 +175,25 @@ def _least(good: Callable[[int], bool], most: int) -> int | None:
     return high
 
 
-def _changed(request: Request, **changed: Any) -> Request | None:
-    """The same question with other parameters; None if llama.cpp would refuse those."""
-    try:
-        return request.with_params(replace(request.params, **changed))
-    except _memory.MemoryParamsError:
-        return None
-
-
-def _largest_context(request: Request) -> int | None:
+def _largest_context(question: _Question, params: _memory.ContextParams) -> int | None:
     """The most tokens that fit with these types, in whole steps: at most what was trained for, or was asked."""
-    asked = request.params.n_ctx
-    most = max(asked, request.model.n_ctx_train)
-    if _fits(_changed(request, n_ctx=most)):
+    asked = params.n_ctx
+    most = max(asked, question.request().model.n_ctx_train)
+    if question.asking(n_ctx=most).fits():
         return most
-    known = asked if asked < most and _fits(_changed(request, n_ctx=asked)) else 0
+    known = asked if asked < most and question.fits() else 0
     low, high = known // CTX_STEP, -(-(most if known else asked) // CTX_STEP)
     while high - low > 1:
         middle = (low + high) // 2
-        if _fits(_changed(request, n_ctx=middle * CTX_STEP)):
+        if question.asking(n_ctx=middle * CTX_STEP).fits():
             low = middle
         else:
             high = middle
     return max(low * CTX_STEP, known) or None
 
 
-def _smaller_types(request: Request) -> list[str]:
+def _smaller_types(params: _memory.ContextParams) -> list[str]:
     """Cache types that take less than the present ones, largest first."""
-    params = request.params
     present = sum(_per_element(name) for name in (params.type_k, params.type_v))
     return [name for name in CACHE_STEPS if 2 * _per_element(name) < present]
 
@@ -158,67 +203,64 @@ def _per_element(name: str) -> float:
     return size / block
 
 
-def _smaller_cache(request: Request) -> _memory.ContextParams | None:
-    """The largest cache type that cures it at the context that was asked for."""
-    for name in _smaller_types(request):
-        other = _changed(request, type_k=name, type_v=name)
-        if other is not None and _fits(other):
-            return other.params
-    return None
+def _smaller_cache(question: _Question, params: _memory.ContextParams) -> dict[str, object]:
+    """The largest cache type that cures it at the context that was asked for; empty if none does."""
+    for name in _smaller_types(params):
+        changed: dict[str, object] = {"type_k": name, "type_v": name}
+        if question.asking(**changed).fits():
+            return changed
+    return {}
 
 
-def _smaller_context(request: Request, largest: int | None) -> _memory.ContextParams | None:
+def _smaller_context(question: _Question, params: _memory.ContextParams, largest: int | None) -> dict[str, object]:
     """The largest context with the types that were asked for; else with the largest types that leave any."""
     if largest is not None:
-        return replace(request.params, n_ctx=largest)
-    for name in _smaller_types(request):
-        other = _changed(request, type_k=name, type_v=name)
-        size = None if other is None else _largest_context(other)
-        if other is not None and size is not None:
-            return replace(other.params, n_ctx=size)
-    return None
+        return {"n_ctx": largest}
+    for name in _smaller_types(params):
+        changed: dict[str, object] = {"type_k": name, "type_v": name}
+        size = _largest_context(question.asking(**changed), params)
+        if size is not None:
+            return {**changed, "n_ctx": size}
+    return {}
 
 
 # --- More memory -----------------------------------------------------------------------------------------------------
 
 
-def _pools(request: Request) -> list[str]:
-    """Memories that could grow, those of devices that may hold something."""
-    return list(dict.fromkeys(device.pool for device in request.devices if device.most != 0))
+def _pools(question: _Question) -> list[str]:
+    """Memories that could grow, those of devices that may hold something, and the primary's own."""
+    return list(
+        dict.fromkeys(
+            item["pool"]
+            for item in question.devices
+            if item.get("max_units") != 0 or is_primary_cpu(item.get("endpoint"), item["device"])
+        )
+    )
 
 
-def _grown(request: Request, more: Mapping[str, int]) -> Request:
-    """The same question with ``more`` bytes in each of the pools named there."""
-
-    def grow(device: Device) -> Device:
-        size = more.get(device.pool, 0)
-        return replace(device, usable=device.usable + size, pool_usable=device.pool_usable + size)
-
-    return replace(request, devices=tuple(grow(device) for device in request.devices))
-
-
-def _more_memory(request: Request, pools: Sequence[str]) -> dict[str, int]:
+def _more_memory(question: _Question, pools: Sequence[str]) -> dict[str, int]:
     """The least bytes that cure it: in one of ``pools``, else in one and the primary's own. Empty: nothing does."""
-    best = _least_of(request, pools, {})
-    if best or request.cpu is None:
+    best = _least_of(question, pools, {})
+    cpus = [item["pool"] for item in question.devices if is_primary_cpu(item.get("endpoint"), item["device"])]
+    if best or not cpus:
         return best
-    own = request.cpu.pool  # its buffers are short, and somebody's layers as well
+    own = cpus[0]  # its buffers are short, and somebody's layers as well
     for pool in pools:
-        first = _least_of(request, [own], {pool: _MOST_STEPS * MEMORY_STEP}) if pool != own else {}
-        both = {**first, **_least_of(request, [pool], first)} if first else {}
-        if both and (not best or sum(both.values()) < sum(best.values())):
+        first = _least_of(question, [own], {pool: _MOST_STEPS * MEMORY_STEP}) if pool != own else {}
+        both = {**first, **_least_of(question, [pool], first)} if first else {}
+        if len(both) == 2 and (not best or sum(both.values()) < sum(best.values())):
             best = both
     return best
 
 
-def _least_of(request: Request, pools: Sequence[str], beside: Mapping[str, int]) -> dict[str, int]:
+def _least_of(question: _Question, pools: Sequence[str], beside: Mapping[str, int]) -> dict[str, int]:
     """``{pool: bytes}`` of the pool that needs least, with what the others get ``beside``; empty if none is enough."""
     best: dict[str, int] = {}
     most = _MOST_STEPS
     for pool in pools:
 
         def cured(steps: int, pool: str = pool) -> bool:
-            return _fits(_grown(request, {**beside, pool: steps * MEMORY_STEP}))
+            return question.grown({**beside, pool: steps * MEMORY_STEP}).fits()
 
         found = _least(cured, most) if most and cured(most) else None  # cheap for a pool that needs more than the best
         if found is not None:
@@ -226,34 +268,26 @@ def _least_of(request: Request, pools: Sequence[str], beside: Mapping[str, int])
     return best
 
 
-def _listed(devices: object) -> list[Any]:
-    return list(devices) if isinstance(devices, Sequence) else []
-
-
-def _with_new_worker(devices: object) -> list[Any]:
+def _with_new_worker(devices: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """The devices and one more worker, in llama.cpp's order: before the primary's GPUs."""
-    listed = _listed(devices)
-    own = [is_primary_cpu(item.get("endpoint"), item["device"]) or item.get("endpoint") for item in listed]
-    place = next((number for number, other in enumerate(own) if not other), len(listed))
-    return [*listed[:place], NEW_WORKER, *listed[place:]]
+    own = [is_primary_cpu(item.get("endpoint"), item["device"]) or item.get("endpoint") for item in devices]
+    place = next((number for number, other in enumerate(own) if not other), len(devices))
+    return (*devices[:place], NEW_WORKER, *devices[place:])
 
 
-def _with_more(
-    devices: object, request: Request, more: Mapping[str, int]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The devices as given with more memory in those pools, and a row for each of the pools."""
-    enlarged: list[dict[str, Any]] = []
+def _rows(question: _Question, more: Mapping[str, int]) -> list[dict[str, Any]]:
+    """A row for each pool that grew, named after its first device."""
     rows: dict[str, dict[str, Any]] = {}
-    known = {(device.endpoint, device.index, device.device): device for device in request.devices}
-    for item in _listed(devices):
-        device = known[item.get("endpoint"), item.get("index") or 0, item["device"]]
-        size = more.get(device.pool, 0)
-        changed = {"usable": device.usable + size, "pool": device.pool, "pool_usable": device.pool_usable + size}
-        enlarged.append({**item, **changed} if size else dict(item))
-        if size:
-            row = rows.setdefault(device.pool, {"host": device.host, "device": device.device, "more": size})
-            row["usable"] = max(row.get("usable", 0), device.usable + size)
-    return enlarged, list(rows.values())
+    for item in question.devices:
+        if item["pool"] in more:
+            named = {
+                "host": item["host"],
+                "device": item["device"],
+                "more": more[item["pool"]],
+                "usable": item["usable"],
+            }
+            rows.setdefault(item["pool"], named)
+    return [rows[pool] for pool in more if pool in rows]
 
 
 # --- For people ------------------------------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ _FLAGS: dict[str, frozenset[str]] = {
         " --no-warmup -cram --cache-ram --metrics --slots"
         " --no-slots --slot-save-path --no-webui --chat-template --jinja -lv --verbosity --log-file --embedding"
         " --pooling --timeout --cache-reuse"
+        " --spec-type --spec-draft-n-max -md -devd -ngld -ctkd -ctvd --mmproj -mmdev"
     ),
     "llama-bench": _MODEL_FLAGS
     | _words(

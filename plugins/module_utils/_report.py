@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.llamafleet.rpc.plugins.module_utils._companions import companion_lines
+
 MIB = 1 << 20
 
 
@@ -68,10 +70,12 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     if own:
         sizes = [own.get(key) for key in ("weights", "kv", "compute", "total", "usable")]
         usable, total = own.get("usable"), own.get("total")
-        headroom = usable - total if isinstance(usable, int) and isinstance(total, int) else None
+        beside = own.get("companions", 0)
+        headroom = usable - total - beside if isinstance(usable, int) and isinstance(total, int) else None
         rows.append(("primary's own memory", "", "", *(mib(size) for size in sizes), mib(headroom)))
     lines = [f"objective {plan['objective']}, context {plan['n_ctx']} tokens, sizes in MiB"]
     lines += table(head, rows)
+    lines += companion_lines(plan)
     lines += _rate(plan.get("predicted") or {})
     lines.append(
         f"--rpc {plan['rpc'] or '(none)'}  -dev {','.join(plan['device_order'])}  --tensor-split {plan['tensor_split']}"

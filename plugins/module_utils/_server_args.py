@@ -99,7 +99,7 @@ def server_args(
     if params["swa_full"] and not bench:
         args += ["--swa-full"]
     if name == "llama-server":
-        args += _cache_ram(values)
+        args += _cache_ram(values) + _companions(values, params)
     if name == "llama-fit-params":
         args += ["-fitp", "on"]
     _check_build(build, name, args)
@@ -166,6 +166,24 @@ def _cache_ram(plan: Mapping[str, Any]) -> list[str]:
         return []
     checked = check_whole(size, "plan.primary_host.cache_ram")
     return ["--cache-ram", str((checked or 0) // _MIB)]
+
+
+def _companions(plan: Mapping[str, Any], params: Mapping[str, Any]) -> list[str]:
+    """What runs beside the model, each on the device that was planned (see _companions.py)."""
+    args: list[str] = []
+    for item in plan.get("companions") or []:
+        device = check_device_name(item.get("device"), "plan.companions")
+        place = "none" if device == "CPU" else device
+        if item.get("what") == "projector":
+            args += ["--mmproj", _path(item), "-mmdev", place]
+            continue
+        draft = item.get("what") == "draft model"
+        args += ["--spec-type", "draft-simple" if draft else "draft-mtp"]
+        args += ["--spec-draft-n-max", str(check_whole(plan.get("drafted"), "plan.drafted", least=1))]
+        args += ["-ctkd", params["type_k"], "-ctvd", params["type_v"]]
+        if draft:
+            args += ["-md", _path(item), "-devd", place, "-ngld", "0" if place == "none" else "all"]
+    return args
 
 
 def _override(plan: Mapping[str, Any]) -> list[str]:

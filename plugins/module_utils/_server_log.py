@@ -29,9 +29,12 @@ _REMOTE = re.compile(r"RPC(\d+)\[([^\]]+)\]")
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 _LAYER = re.compile(r"layer +(\d+) assigned to device (\S+?),")
 _CONTEXT = "constructing llama_context"
+_PROJECTOR = "reserve_compute_meta"  # a projector's compute buffer: a context of its own, that no line announces
+_PROJECTOR_WEIGHTS = re.compile(r"load_hparams: model size: +([0-9.]+) MiB")
 _LISTENING = re.compile(r"listening on (http\S+)")
 # Buffers in the primary's own memory: plain, mapped from the file, repacked, or pinned for a GPU (CUDA_Host).
 _HOST_BUFFER = re.compile(r"CPU(_.+)?|.+_Host")
+_PLANNED = ("weights", "kv", "compute")
 _KINDS = {"model": "weights", "KV": "kv", "RS": "kv", "compute": "compute", "output": "output"}
 
 # What a crash says -> what it means and what to do. The texts are those of b11434.
@@ -144,6 +147,7 @@ class ServerLog:
     layers: dict[int, str] = field(default_factory=dict)
     memory: dict[tuple[str, str], Amount] = field(default_factory=dict)
     host_mapped: bool = False
+    projector: float | None = None
     findings: list[Finding] = field(default_factory=list)
 
     def amount(self, place: str, kind: str) -> Amount:
@@ -168,7 +172,7 @@ def parse(lines: Iterable[str]) -> ServerLog:
         if _START.search(line):
             log, compute, contexts = ServerLog(started=True), {}, 0
         if " buffer size = " in line:
-            _read_buffer(log, compute, contexts, line)
+            _read_buffer(log, compute, -1 if _PROJECTOR in line else contexts, line)
         elif _CONTEXT in line:
             contexts += 1
         else:
@@ -200,9 +204,57 @@ def compare(plan: Mapping[str, Any], log: ServerLog) -> tuple[list[dict[str, Any
     """
     cpu = [device for device in plan["devices"] if _is_cpu(device) and device["units"]]
     remote = [device for device in plan["devices"] if not _is_cpu(device) and device["units"]]
+    remote = [_with_companions(device, plan) for device in remote] + _companions_alone(plan, remote)
     rows = [_device_row(device, log) for device in remote]
-    rows.append(_host_row(plan.get("primary_host") or {}, cpu, log))
+    rows.append(_host_row(_host_with_companions(plan), cpu, log))
+    if log.projector is not None:
+        _add_projector(rows, plan, log.projector)
     return rows, _problems(rows, remote, log)
+
+
+def _with_companions(device: Mapping[str, Any], plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A device of the primary's own, with what else was planned for it."""
+    beside = [item for item in plan.get("companions") or [] if item["device"] == device["device"]]
+    if device["endpoint"] is not None or not beside:
+        return device
+    return {**device, **{kind: device[kind] + sum(item[kind] for item in beside) for kind in _PLANNED}}
+
+
+def _companions_alone(plan: Mapping[str, Any], held: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Devices of the primary's own that hold companions and no layer, as entries of a plan."""
+    taken = {device["device"] for device in held if device["endpoint"] is None} | {"CPU"}
+    found: dict[str, dict[str, Any]] = {}
+    for item in plan.get("companions") or []:
+        if item["device"] not in taken:
+            entry = found.setdefault(item["device"], {"weights": 0, "kv": 0, "compute": 0})
+            entry.update({kind: entry[kind] + item[kind] for kind in _PLANNED})
+    return [
+        {"host": None, "endpoint": None, "index": 0, "device": name, "rpc_name": name, "units": 0, **sizes}
+        for name, sizes in found.items()
+    ]
+
+
+def _host_with_companions(plan: Mapping[str, Any]) -> dict[str, Any]:
+    host = dict(plan.get("primary_host") or {})
+    for item in plan.get("companions") or []:
+        if item["device"] == "CPU":
+            host.update({kind: int(host.get(kind) or 0) + item[kind] for kind in _PLANNED})
+        host["compute"] = int(host.get("compute") or 0) + item["beside"]
+    return host
+
+
+def _add_projector(rows: Sequence[dict[str, Any]], plan: Mapping[str, Any], mib: float) -> None:
+    """A projector's weights are logged in a line of their own, which names no device: the plan does."""
+    for item in plan.get("companions") or []:
+        for row in rows:
+            name = "host" if item["device"] == "CPU" else item["device"]
+            if item["what"] == "projector" and row["device"] == name:
+                row["weights_measured"] = (row["weights_measured"] or 0) + round(mib * MIB)
+                row["total_measured"] = (row["total_measured"] or 0) + round(mib * MIB)
+                near = abs(row["weights_measured"] - row["weights_promised"]) <= 2 * _HALF_DIGIT * MIB * 2
+                row["equal_to_printed_digit"] = near if row["equal_to_printed_digit"] is not None else None
+                if row["headroom"] is not None:
+                    row["headroom"] -= round(mib * MIB)
 
 
 def _read_buffer(log: ServerLog, compute: dict[tuple[int, str], float], context: int, line: str) -> None:
@@ -240,8 +292,12 @@ def _read_line(log: ServerLog, line: str) -> None:
     if found:
         log.layers[int(found.group(1))] = found.group(2)
         return
-    found = _OFFLOADED.search(line)
+    found = _PROJECTOR_WEIGHTS.search(line)
     if found:
+        log.projector = float(found.group(1))
+        return
+    found = _OFFLOADED.search(line)
+    if found and log.offloaded is None:  # a draft model says so as well, later
         log.offloaded = (int(found.group(1)), int(found.group(2)))
         return
     found = _LISTENING.search(line)

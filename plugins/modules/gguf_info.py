@@ -49,6 +49,10 @@ options:
       - It is sent to O(endpoint) only, never to a server that it redirects to.
     type: str
     default: ''
+  projector:
+    description: Whether the file is a multimodal projector (C(mmproj-*.gguf)) and no model.
+    type: bool
+    default: false
   timeout:
     description: Seconds that one request may take as a whole.
     type: float
@@ -77,11 +81,38 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+projector:
+  description: The projector as P(llamafleet.rpc.plan_primary#filter) takes it. Sizes are bytes.
+  returned: with O(projector=true)
+  type: dict
+  contains:
+    path:
+      description: The file to load.
+      type: str
+    kind:
+      description: Kind of projector.
+      type: str
+      sample: idefics3
+    weights:
+      description: Its tensors.
+      type: int
+    compute:
+      description: Its compute buffer, an upper bound for kinds that were measured.
+      type: int
+    picture:
+      description: What it takes of the primary's own memory.
+      type: int
+    width:
+      description: Elements of an embedding that it makes, or V(null).
+      type: int
+    measured:
+      description: Whether the memory of its kind was measured.
+      type: bool
 model:
   description:
     - The model as the planner takes it. All sizes are bytes, as they are loaded (each tensor padded to 32 bytes).
     - RV(ignore:null) means unknown.
-  returned: success
+  returned: without O(projector=true)
   type: dict
   contains:
     path:
@@ -211,6 +242,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import Flee
 from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import read_model, read_model_url
 from ansible_collections.llamafleet.rpc.plugins.module_utils._hub import HUB, Place, place_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._model import model_from_header
+from ansible_collections.llamafleet.rpc.plugins.module_utils._projector import projector_from_header
 
 
 def main() -> None:
@@ -221,6 +253,7 @@ def main() -> None:
             "source": {"type": "str"},
             "endpoint": {"type": "str", "default": HUB, "fallback": (env_fallback, ["HF_ENDPOINT"])},
             "token": {"type": "str", "default": "", "no_log": True, "fallback": (env_fallback, ["HF_TOKEN"])},
+            "projector": {"type": "bool", "default": False},
             "timeout": {"type": "float", "default": 30.0},
         },
         mutually_exclusive=[("path", "url", "source")],
@@ -240,10 +273,13 @@ def main() -> None:
             header = read_model(os.path.expanduser(place.path or ""))
         else:
             header = read_model_url(place.url, timeout, params["token"] if place.of_hub else "")
-        model = model_from_header(header)
+        if params["projector"]:
+            found = {"projector": projector_from_header(header).to_dict()}
+        else:
+            found = {"model": model_from_header(header).to_dict()}
     except FleetError as error:
         module.fail_json(msg=str(error))
-    module.exit_json(changed=False, model=model.to_dict())
+    module.exit_json(changed=False, **found)
 
 
 if __name__ == "__main__":
