@@ -13,11 +13,15 @@ import os
 import select
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterable
 
 # linux/in.h; Python has names for them from 3.14 on only. PROBE sets DF and does not believe the path MTU cache.
 _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3
+# netinet/in.h and netinet/ip.h of macOS, which has no option for a raw socket: the DF bit stands in a header of ours.
+_IP_HDRINCL, _DF = 2, 0x4000
+_MAC = sys.platform == "darwin"
 _HEADERS = 28  # IPv4 and ICMP
 _ECHO_REQUEST, _ECHO_REPLY = 8, 0
 
@@ -30,13 +34,16 @@ def echo(addresses: Iterable[str], size: int, timeout: float = 0.4, tries: int =
     left, answered = set(addresses), set()
     identifier = int.from_bytes(os.urandom(2), "big")
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as sock:
-        sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
+        if _MAC:
+            sock.setsockopt(socket.IPPROTO_IP, _IP_HDRINCL, 1)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
         sock.setblocking(False)
         for number in range(tries):
             packet = _request(identifier, number, max(0, size - _HEADERS))
             for address in sorted(left):
                 try:
-                    sock.sendto(packet, (address, 0))
+                    sock.sendto(_mac_header(address, len(packet)) + packet if _MAC else packet, (address, 0))
                 except OSError:
                     continue  # too long for the interface, no route, no peer: no answer either
             deadline = time.monotonic() + timeout
@@ -49,6 +56,13 @@ def echo(addresses: Iterable[str], size: int, timeout: float = 0.4, tries: int =
                     left.discard(sender)
                     answered.add(sender)
     return answered
+
+
+def _mac_header(address: str, length: int) -> bytes:
+    """An IPv4 header as ping(8) of macOS writes it: length and flags in the order of the machine, the rest filled in by
+    the kernel."""
+    head = struct.pack("=BBHHHBBH", 0x45, 0, 20 + length, 0, _DF, 64, socket.IPPROTO_ICMP, 0)
+    return head + bytes(4) + socket.inet_aton(address)
 
 
 def _request(identifier: int, number: int, length: int) -> bytes:

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._detect_apple import parse_ifconfig
-from ansible_collections.llamafleet.rpc.plugins.module_utils._macos import tunnel_of
+from ansible_collections.llamafleet.rpc.plugins.module_utils._macos import TUNNELS, tunnel_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Runner
 
 MARK = "/System/Library/CoreServices/SystemVersion.plist"
@@ -46,21 +46,59 @@ def parse_routes(text: str) -> list[dict[str, Any]]:
 
 
 def mac_underlay(runner: Runner) -> dict[str, Any]:
-    """``{links, routes, default_address}`` as _underlay.underlay has them."""
+    """``{links, routes, default_address}`` as _underlay.underlay has them.
+
+    A tunnel of WireGuard goes by the name of its configuration, for its utunN is another one after each start.
+    """
     ifconfig = runner.run(["ifconfig"]).stdout
-    lengths = prefixes(ifconfig)
+    lengths, tunnels = prefixes(ifconfig), tunnel_names(runner)
     links = [
         {**link, "prefix": lengths.get(str(link["address"]), 32)}
         for link in parse_ifconfig(ifconfig, runner.run(["networksetup", "-listallhardwareports"]).stdout)
         if link["address"] is not None
     ]
-    default = re.search(r"^\s*interface: (\S+)", runner.run(["route", "-n", "get", "default"]).stdout, re.MULTILINE)
-    address = next((link["address"] for link in links if default and link["interface"] == default.group(1)), None)
+    default = mac_route(runner, "default")
+    address = next((link["address"] for link in links if default and link["interface"] == default), None)
+    for link in links:
+        if link["interface"] in tunnels:
+            link.update(interface=tunnels[link["interface"]], medium="wireguard")
+    routes = parse_routes(runner.run(["netstat", "-rn", "-f", "inet"]).stdout)
     return {
         "links": links,
-        "routes": parse_routes(runner.run(["netstat", "-rn", "-f", "inet"]).stdout),
+        "routes": [{**route, "interface": tunnels.get(route["interface"], route["interface"])} for route in routes],
         "default_address": address,
     }
+
+
+def tunnel_names(runner: Runner) -> dict[str, str]:
+    """utunN -> the name of WireGuard's configuration, for each that runs."""
+    names = [entry[: -len(".name")] for entry in runner.listdir(TUNNELS) if entry.endswith(".name")]
+    return {device: name for name in names for device in [tunnel_of(runner, name)] if device}
+
+
+def mac_route(runner: Runner, to: str) -> str | None:
+    """The interface that packets to an address, or by the default route, leave by; None without a route."""
+    shown = runner.run(["route", "-n", "get", to])
+    found = re.search(r"^\s*interface: (\S+)", shown.stdout, re.MULTILINE)
+    return found.group(1) if shown.rc == 0 and found else None
+
+
+def mac_tunnel(runner: Runner, name: str) -> tuple[str, str | None, int | None] | None:
+    """(utunN, address with prefix, MTU) of the tunnel ``name``; None while it is down."""
+    device = tunnel_of(runner, name)
+    shown = runner.run(["ifconfig", device]) if device else None
+    if device is None or shown is None or shown.rc != 0:
+        return None
+    address = next((f"{one}/{length}" for one, length in prefixes(shown.stdout).items()), None)
+    mtu = re.search(r"\bmtu (\d{1,9})", shown.stdout)
+    return device, address, int(mtu.group(1)) if mtu else None
+
+
+def mac_udp_owner(runner: Runner, port: int) -> str | None:
+    """Who has a UDP port, in words; None when it is free."""
+    shown = runner.run(["lsof", "-nP", f"-iUDP:{port}", "-Fpc"]).stdout
+    found = re.search(r"^p(\d+)\n(?:c(.*))?", shown, re.MULTILINE)
+    return f"{found.group(2) or 'a process'} (pid {found.group(1)})" if found else None
 
 
 def mac_interface_address(runner: Runner, name: str) -> str | None:

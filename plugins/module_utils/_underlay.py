@@ -11,6 +11,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._hosts import links
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mac_network import (
     is_mac,
     mac_interface_address,
+    mac_udp_owner,
     mac_underlay,
 )
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import MeshError
@@ -69,6 +70,8 @@ def interface_address(runner: Runner, name: str) -> str:
 
 def port_owner(runner: Runner, port: int) -> str | None:
     """Who has a UDP port of this host, in words; None when it is free."""
+    if is_mac(runner):
+        return mac_udp_owner(runner, port)
     for name in ("udp", "udp6"):
         for line in (runner.read(f"/proc/net/{name}", 8 << 20) or "").splitlines()[1:]:
             fields = line.split()

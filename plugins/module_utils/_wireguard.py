@@ -21,11 +21,15 @@ import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._echo import echo
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_text, write_atomic
-from ansible_collections.llamafleet.rpc.plugins.module_utils._mac_network import is_mac
+from ansible_collections.llamafleet.rpc.plugins.module_utils._mac_network import (
+    is_mac,
+    mac_route,
+    mac_tunnel,
+)
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import (
     OVERHEAD,
     MeshError,
@@ -72,9 +76,13 @@ class Interface:
 
 @dataclass(frozen=True)
 class Live:
-    """What runs. ``peers``: public key -> (allowed addresses, keepalive seconds or None, has a preshared key)."""
+    """What runs. ``peers``: public key -> (allowed addresses, keepalive seconds or None, has a preshared key).
+
+    ``device`` is what wg and the routes call the interface: its name on Linux, the utunN of this start on a Mac.
+    """
 
     present: bool
+    device: str = ""
     answers: bool = False
     port: int | None = None
     address: str | None = None
@@ -228,6 +236,8 @@ def explain(text: str) -> tuple[str, str]:
 
 def implementation(runner: Runner) -> tuple[str | None, str]:
     """``kernel``, ``userspace`` or None, and why. A module that is only not loaded yet is loaded by its first use."""
+    if is_mac(runner):
+        return "userspace", "macOS has no WireGuard of its own, wireguard-go runs on its utun interfaces"
     if runner.exists("/sys/module/wireguard"):
         return "kernel", "the kernel has WireGuard"
     modprobe = runner.which("modprobe")
@@ -248,8 +258,9 @@ def implementation(runner: Runner) -> tuple[str | None, str]:
 
 def missing_packages(runner: Runner, kind: str | None, firewall: bool) -> list[str]:
     """Packages (Debian's names) that this host lacks for the mesh (``kind`` as of implementation) and the firewall."""
-    if is_mac(runner):
-        return []  # the role llama_mesh asks Homebrew there
+    if is_mac(runner):  # formulae of Homebrew there, which the role llama_mesh installs; pf is a part of macOS
+        lacking = [name for name in ("wg", "wireguard-go") if kind is not None and runner.which(name) is None]
+        return ["wireguard-tools" if name == "wg" else name for name in lacking]
     wanted: dict[str, tuple[str, ...]] = {"iproute2": ("ip",)}
     if kind is not None:
         wanted["wireguard-tools"] = ("wg", "wg-quick")
@@ -274,6 +285,11 @@ def _said(result: Result) -> str:
     # wg quotes what it cannot read, and that may be a key.
     text = result.stderr.strip() or result.stdout.strip() or "no message"
     return re.sub(r"[A-Za-z0-9+/]{40,}=*", "(key)", text)[-500:]
+
+
+def _wg(runner: Runner) -> str:
+    """The program; Homebrew's is in nobody's PATH."""
+    return runner.which("wg") or "wg"
 
 
 def key_path(directory: str, interface: str) -> str:
@@ -313,7 +329,7 @@ def public_key(runner: Runner, path: str) -> str | None:
     if runner.which("wg") is None:
         return None
     # The key goes from file to program: it is in no argument, no environment and not in this process.
-    result = runner.run(["/bin/sh", "-c", 'exec wg pubkey < "$1"', "sh", path])
+    result = runner.run(["/bin/sh", "-c", 'exec "$2" pubkey < "$1"', "sh", path, _wg(runner)])
     if result.rc != 0:
         raise MeshError(f"{path} holds no WireGuard key; remove it, and the next run makes a new one")
     return result.stdout.strip()
@@ -321,28 +337,37 @@ def public_key(runner: Runner, path: str) -> str | None:
 
 def look(runner: Runner, name: str) -> Live:
     """What runs under the name of our interface. A wireguard-go that hangs counts as present and not answering."""
+    link = mac_tunnel(runner, name) if is_mac(runner) else _linux_link(runner, name)
+    if link is None:
+        return Live(present=False)
+    device, address, mtu = link
+    result = runner.run([_wg(runner), "show", device, "dump"], timeout=5.0)
+    if result.rc != 0:
+        return Live(present=True, device=device, answers=False, address=address, mtu=mtu)
+    own, peers = parse_dump(result.stdout)
+    return Live(
+        present=True,
+        device=device,
+        answers=True,
+        port=own["port"],
+        address=address,
+        mtu=mtu,
+        public_key=own["public_key"],
+        peers={key: (peer["allowed"], peer["keepalive"], peer["psk"]) for key, peer in peers.items()},
+    )
+
+
+def _linux_link(runner: Runner, name: str) -> tuple[str, str | None, int | None] | None:
+    """(name, address with prefix, MTU) of an interface; None where it is not."""
     entries = [entry for entry in ip_json(runner, "-4", "addr", "show") if entry.get("ifname") == name]
     if not entries:
         listed = runner.run(["ip", "link", "show", "dev", name], timeout=5.0)
         if listed.rc != 0:
-            return Live(present=False)
+            return None
         mtu = re.search(r"\bmtu (\d+)", listed.stdout)
         entries = [{"mtu": mtu and mtu.group(1), "addr_info": []}]
     address = next((f"{one['local']}/{one['prefixlen']}" for one in entries[0].get("addr_info", [])), None)
-    mtu_now = int(entries[0]["mtu"]) if entries[0].get("mtu") else None
-    result = runner.run(["wg", "show", name, "dump"], timeout=5.0)
-    if result.rc != 0:
-        return Live(present=True, answers=False, address=address, mtu=mtu_now)
-    own, peers = parse_dump(result.stdout)
-    return Live(
-        present=True,
-        answers=True,
-        port=own["port"],
-        address=address,
-        mtu=mtu_now,
-        public_key=own["public_key"],
-        peers={key: (peer["allowed"], peer["keepalive"], peer["psk"]) for key, peer in peers.items()},
-    )
+    return name, address, int(entries[0]["mtu"]) if entries[0].get("mtu") else None
 
 
 # ------------------------------------------------------------------------------------------------------------ MTU
@@ -404,8 +429,41 @@ class Outcome:
     actions: list[str]
 
 
+class Starter(Protocol):
+    """Who starts and stops the interface: Quick on Linux, _mac_wireguard.Daemon on a Mac. All else is the same.
+
+    ``unit_restarts``: whether the interface starts anew when its unit, or job, was written.
+    """
+
+    unit: str
+    unit_restarts: bool
+
+    def enabled(self) -> bool:
+        """Whether the interface comes back at boot."""
+
+    def drop_in_differs(self, userspace: bool, /) -> bool:
+        """Whether its unit, or job, has to be written."""
+
+    def write_drop_in(self, userspace: bool, /) -> None:
+        """Write it."""
+
+    def enable(self) -> None:
+        """Have the interface come back at boot."""
+
+    def set_mtu(self, live: Live, mtu: int) -> None:
+        """Change the MTU of the running interface."""
+
+    def restart(self, live: Live, /) -> None:
+        """(Re)start the interface."""
+
+    def remove(self, live: Live, /) -> None:
+        """Stop it and forget its unit."""
+
+
 class Quick:
     """Starting and stopping by wg-quick: through its systemd unit, or by itself on hosts without an init."""
+
+    unit_restarts = False
 
     def __init__(self, runner: Runner, manager: str, directory: str, name: str) -> None:
         if manager == "systemd" and directory != CONFIG_DIRECTORY:
@@ -461,6 +519,12 @@ class Quick:
         if self._systemd:
             self._must("systemctl", "enable", self.unit)
 
+    def set_mtu(self, live: Live, mtu: int) -> None:
+        """Change the MTU of the running interface."""
+        result = self._runner.run(["ip", "link", "set", "dev", live.device, "mtu", str(mtu)], timeout=5.0)
+        if result.rc != 0:
+            raise MeshError(f"{self._name} does not take an MTU of {mtu}: {_said(result)}")
+
     def restart(self, live: Live) -> None:
         """(Re)start the interface. systemd's unit stays active after wireguard-go died, so it is always a restart."""
         self._stop(live)
@@ -508,7 +572,7 @@ class Quick:
             self._must("systemctl", "daemon-reload")
 
 
-def sync(runner: Runner, name: str, text: str, n_peers: int, directory: str) -> None:
+def sync(runner: Runner, device: str, text: str, n_peers: int, directory: str) -> None:
     """Load a configuration into the running interface by ``wg syncconf``: tunnels that stay are not interrupted.
 
     The text is counted before (B5-06: an empty one would remove all peers) and the interface after. wg reads the whole
@@ -517,30 +581,30 @@ def sync(runner: Runner, name: str, text: str, n_peers: int, directory: str) -> 
     plain = stripped(text)
     if plain.count("[Peer]") != n_peers or "[Interface]" not in plain:
         raise MeshError(
-            f"{name}: the configuration to load has not the {n_peers} peers it should have; nothing changed"
+            f"{device}: the configuration to load has not the {n_peers} peers it should have; nothing changed"
         )
-    temporary = os.path.join(directory, f".{name}.sync")
+    temporary = os.path.join(directory, f".{device}.sync")
     write_atomic(temporary, plain, 0o600)
     try:
-        result = runner.run(["wg", "syncconf", name, temporary], timeout=20.0)
+        result = runner.run([_wg(runner), "syncconf", device, temporary], timeout=20.0)
     finally:
         os.unlink(temporary)
     if result.rc != 0:
         # wg quotes the line that it could not read, and that line may be a key.
-        raise MeshError(f"wg syncconf {name} failed with status {result.rc}; the running interface is unchanged")
-    listed = parse_dump(runner.run(["wg", "show", name, "dump"], timeout=5.0).stdout)[1]
+        raise MeshError(f"wg syncconf {device} failed with status {result.rc}; the running interface is unchanged")
+    listed = parse_dump(runner.run([_wg(runner), "show", device, "dump"], timeout=5.0).stdout)[1]
     if len(listed) != n_peers:
-        raise MeshError(f"{name} has {len(listed)} peers after loading {n_peers}; another program changes it")
+        raise MeshError(f"{device} has {len(listed)} peers after loading {n_peers}; another program changes it")
     # A peer that stays keeps its preshared key when its section has none any more (wireguard-tools 1.0.20210914).
     for key in (key for key, peer in listed.items() if peer["psk"] and key not in with_preshared(plain)):
-        result = runner.run(["wg", "set", name, "peer", key, "preshared-key", "/dev/null"], timeout=5.0)
+        result = runner.run([_wg(runner), "set", device, "peer", key, "preshared-key", "/dev/null"], timeout=5.0)
         if result.rc != 0:
-            raise MeshError(f"{name}: the preshared key of peer {key} could not be removed: {_said(result)}")
+            raise MeshError(f"{device}: the preshared key of peer {key} could not be removed: {_said(result)}")
 
 
 def converge(
     runner: Runner,
-    quick: Quick,
+    quick: Starter,
     interface: Interface,
     preshared: Mapping[str, str],
     directory: str,
@@ -566,6 +630,8 @@ def converge(
     actions = _actions(interface, live, own, preshared, before, text)
     if quick.drop_in_differs(userspace):
         actions.append("unit")
+        if quick.unit_restarts and not {"start", "restart"} & set(actions):
+            actions.append("restart")
     if not quick.enabled():
         actions.append("enable")
     if actions and not check:
@@ -607,7 +673,7 @@ def _needs_sync(before: str, after: str) -> bool:
 
 def _act(
     runner: Runner,
-    quick: Quick,
+    quick: Starter,
     interface: Interface,
     live: Live,
     before: str | None,
@@ -619,15 +685,13 @@ def _act(
     path = config_path(directory, interface.name)
     if "sync" in actions:
         # First the interface, then the file: a text that wg does not take never becomes the one of the next boot.
-        sync(runner, interface.name, text, len(interface.peers), directory)
+        sync(runner, live.device, text, len(interface.peers), directory)
     if "write" in actions:
         write_atomic(path, text, 0o600)
     if "unit" in actions:
         quick.write_drop_in(userspace)
     if "mtu" in actions:
-        result = runner.run(["ip", "link", "set", "dev", interface.name, "mtu", str(interface.mtu)], timeout=5.0)
-        if result.rc != 0:
-            raise MeshError(f"{interface.name} does not take an MTU of {interface.mtu}: {_said(result)}")
+        quick.set_mtu(live, interface.mtu)
     if "enable" in actions:
         quick.enable()
     if "start" in actions or "restart" in actions:
@@ -639,7 +703,7 @@ def _act(
             raise
 
 
-def remove(runner: Runner, quick: Quick, name: str, directory: str, check: bool) -> Outcome:
+def remove(runner: Runner, quick: Starter, name: str, directory: str, check: bool) -> Outcome:
     """Take the interface, its configuration and its key away. What is not ours stays."""
     path, keys = config_path(directory, name), key_path(directory, name)
     before = read_text(path)
@@ -686,17 +750,17 @@ def prove(
     live = look(runner, name)
     if not live.answers:
         return [_verdict(peer, "not_running", None) for peer in peers]
-    routed = {peer.address for peer in peers if _route_device(runner, peer.address) == name}
+    routed = {peer.address for peer in peers if _route_device(runner, peer.address) == live.device}
     needed = {peer.address for peer in peers if peer.host in required} & routed
     keys = {peer.address: peer.public_key for peer in peers}
-    before = _dumped(runner, name)
+    before = _dumped(runner, live.device)
     small = set(probe(sorted(routed), 84))
     heard: set[str] = set()
     while not needed <= small | heard and time.monotonic() < deadline:
         small |= set(probe(sorted(needed - small), 84))
-        heard = _heard(before, _dumped(runner, name), keys)
+        heard = _heard(before, _dumped(runner, live.device), keys)
     big = set(probe(sorted(small), live.mtu or ETHERNET_MTU - OVERHEAD))
-    dumped = _dumped(runner, name)
+    dumped = _dumped(runner, live.device)
     heard = _heard(before, dumped, keys)
     found = []
     for peer in peers:
@@ -714,8 +778,8 @@ def prove(
     return found
 
 
-def _dumped(runner: Runner, name: str) -> dict[str, dict[str, Any]]:
-    result = runner.run(["wg", "show", name, "dump"], timeout=5.0)
+def _dumped(runner: Runner, device: str) -> dict[str, dict[str, Any]]:
+    result = runner.run([_wg(runner), "show", device, "dump"], timeout=5.0)
     return parse_dump(result.stdout)[1] if result.rc == 0 else {}
 
 
@@ -742,6 +806,8 @@ def _verdict(peer: Peer, status: str, age: int | None) -> dict[str, Any]:
 
 
 def _route_device(runner: Runner, address: str) -> str | None:
+    if is_mac(runner):
+        return mac_route(runner, address)
     result = runner.run(["ip", "-j", "route", "get", str(ipaddress.IPv4Address(address))], timeout=5.0)
     if result.rc != 0:
         return None

@@ -18,7 +18,7 @@ author:
 extends_documentation_fragment:
   - llamafleet.rpc.attributes
   - llamafleet.rpc.attributes.info_module
-  - llamafleet.rpc.attributes.linux
+  - llamafleet.rpc.attributes.posix
   - llamafleet.rpc.attributes.actiongroup_all
 options:
   name:

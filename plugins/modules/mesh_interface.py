@@ -14,13 +14,15 @@ description:
     port is loaded with C(wg syncconf), which does not interrupt the tunnels that stay. Only another address, or an
     interface that is gone or does not answer, needs a start.
   - It looks at the interface, never at the state of its unit, for C(wg-quick@) stays active when C(wireguard-go) died.
+  - On a Mac the interface is a C(utun) of C(wireguard-go), which a job of launchd runs. Nobody has run that on a real
+    Mac yet.
   - The private key comes from the file that M(llamafleet.rpc.mesh_node) made. It is in no option, result or diff.
 author:
   - llamafleet contributors (@llamafleet)
 extends_documentation_fragment:
   - llamafleet.rpc.attributes
   - llamafleet.rpc.attributes.state_module
-  - llamafleet.rpc.attributes.linux
+  - llamafleet.rpc.attributes.posix
   - llamafleet.rpc.attributes.actiongroup_all
 options:
   name:
@@ -90,9 +92,11 @@ options:
     type: path
     default: /etc/wireguard
   manager:
-    description: V(systemd) uses the unit C(wg-quick@). V(none) starts it itself; it is gone after a boot.
+    description:
+      - V(systemd) uses the unit C(wg-quick@), V(launchd) a job of its own on a Mac. V(none) starts it itself; it is
+        gone after a boot.
     type: str
-    choices: [systemd, none]
+    choices: [systemd, launchd, none]
     default: systemd
 """
 
@@ -123,15 +127,18 @@ mtu:
   returned: when O(state=present)
   type: int
 unit:
-  description: The systemd unit of the interface, which workers start after.
+  description: The systemd unit of the interface, which workers start after, or the label of its job.
   returned: always
   type: str
 """
+
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _wireguard as wireguard
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_text
+from ansible_collections.llamafleet.rpc.plugins.module_utils._mac_wireguard import Daemon
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import checked_interface, checked_key
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
 from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import checked_address, checked_port
@@ -148,6 +155,13 @@ PEER = {
 }
 
 
+def _starter(runner: SystemRunner, options: dict[str, Any], name: str) -> wireguard.Starter:
+    if options["manager"] == "launchd":
+        address = None if options["address"] is None else checked_address(options["address"], "address")
+        return Daemon(runner, options["directory"], name, address, options["prefix"])
+    return wireguard.Quick(runner, options["manager"], options["directory"], name)
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -160,7 +174,7 @@ def main() -> None:
             "peers": {"type": "list", "elements": "dict", "default": [], "options": PEER},
             "preshared_keys": {"type": "dict", "default": {}, "no_log": True},
             "directory": {"type": "path", "default": wireguard.CONFIG_DIRECTORY},
-            "manager": {"type": "str", "choices": ["systemd", "none"], "default": "systemd"},
+            "manager": {"type": "str", "choices": ["systemd", "launchd", "none"], "default": "systemd"},
         },
         required_if=[("state", "present", ("address",))],
         supports_check_mode=True,
@@ -170,7 +184,7 @@ def main() -> None:
     try:
         name = checked_interface(options["name"])
         path = wireguard.config_path(directory, name)
-        quick = wireguard.Quick(runner, options["manager"], directory, name)
+        quick = _starter(runner, options, name)
         if options["state"] == "absent":
             outcome = wireguard.remove(runner, quick, name, directory, module.check_mode)
         else:

@@ -17,7 +17,7 @@ author:
   - llamafleet contributors (@llamafleet)
 extends_documentation_fragment:
   - llamafleet.rpc.attributes
-  - llamafleet.rpc.attributes.linux
+  - llamafleet.rpc.attributes.posix
   - llamafleet.rpc.attributes.actiongroup_all
 attributes:
   check_mode:
@@ -156,6 +156,17 @@ def _join(
     return kind, missing, changed
 
 
+def _existing(module: AnsibleModule, runner: SystemRunner, interface: str) -> str | None:
+    """The address of an interface that is there already. A check goes on without one, for the run may start it."""
+    try:
+        return underlay.interface_address(runner, interface)
+    except FleetError as error:
+        if not module.check_mode:
+            raise
+        module.warn(f"{error}. This check goes on with the address that is in the inventory, or with none")
+        return None
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -184,7 +195,7 @@ def main() -> None:
         if options["mode"] == "wireguard":
             kind, missing, changed = _join(runner, options, node, module.check_mode)
         elif options["mode"] == "existing":
-            node["address"] = underlay.interface_address(runner, options["interface"])
+            node["address"] = _existing(module, runner, options["interface"])
     except FleetError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=changed, node=node, implementation=kind, missing=missing)

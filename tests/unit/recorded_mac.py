@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 ADDRESS = "10.9.0.4"  # of utun4 in the recording of ifconfig
 KEEPERS = (
     "launchctl dscl dseditgroup brew sysctl pfctl pmset defaults ps lsof plutil socketfilterfw sudo softwareupdate "
-    "xcode-select xcrun"
+    "xcode-select xcrun ifconfig route codesign"
 )
 ANSWERS = {
     "sysctl": text("macos/sysctl_m4_max_128g"),
@@ -38,14 +38,16 @@ ANSWERS = {
     "ioreg": text("macos/ioreg"),
     "ps": text("macos/ps"),
     "ifconfig": text("macos/ifconfig_studio"),
-    "ifconfig.wgllama": "",
     "networksetup": text("macos/networksetup_hardwareports"),
     "route": "   route to: default\n  interface: en0\n",
     "netstat": text("macos/netstat_studio"),
     "netstat.an": text("macos/netstat_an_studio"),
     "uname": "Darwin\n",
+    "xattr": "com.apple.provenance\n",
 }
 # Programs of Linux that a Mac does not have: to ask for one is a mistake.
+# Programs of Linux that take the place of Homebrew's, and that the Mac finds only when they are "installed".
+LENT = ("wg", "wg-quick", "wireguard-go")
 FOREIGN = ("ip", "nft", "systemctl", "useradd", "userdel", "groupadd", "usermod", "modprobe", "apt-get", "journalctl")
 
 
@@ -56,6 +58,8 @@ class Mac:
     directory: Path
     namespace: str
     variables: dict[str, Any] = field(default_factory=dict)
+    #: Variables of a primary that is a host of Linux; it then takes part in each play. Without them it is not there.
+    head: dict[str, Any] = field(default_factory=dict)
     output: str = ""
 
     @property
@@ -103,13 +107,15 @@ class Mac:
         self.path("System/Library/CoreServices/SystemVersion.plist").write_text("")
         self.path("opt/homebrew/bin/bash").symlink_to("/bin/sh")
         self.path("var/run/wireguard/wg-llama.name").write_text("utun4\n")
-        for name in (*KEEPERS.split(), *FOREIGN, *(key for key in ANSWERS if "." not in key)):
+        for name in {*KEEPERS.split(), *FOREIGN, *(key for key in ANSWERS if "." not in key)}:
             self._stand_in("recorded/bin/" + name)
         self._stand_in("opt/homebrew/bin/brew")
+        for name, real in (("cc", "gcc"), ("c++", "g++")):  # of the command line tools
+            (self.path("recorded/bin") / name).write_text(f'#!/bin/sh\nexec /usr/bin/{real} "$@"\n')
+            (self.path("recorded/bin") / name).chmod(0o755)
         os.chown(self.path("opt/homebrew/bin/brew"), 501, 20)
         for key, answer in ANSWERS.items():
             self.path("recorded/answers/" + key).write_text(answer)
-        self.path("recorded/answers/ifconfig.wgllama.rc").write_text("1")
         inside = {"PATH": "/recorded/bin:/usr/bin:/bin", "PYTHONPATH": "/recorded/site", "LC_ALL": "C.UTF-8"}
         lines = ["#!/bin/sh", f'exec ip netns exec {self.namespace} unshare -m /bin/sh {self.directory}/enter "$@"']
         (self.directory / "sh").write_text("\n".join(lines) + "\n")
@@ -134,6 +140,13 @@ class Mac:
         for outside, within in binds:
             self.path(within).mkdir(parents=True, exist_ok=True)
             script.append(f"mount --rbind {shlex.quote(outside)} {shlex.quote(str(self.path(within)))}")
+        for name in LENT:
+            real = shutil.which(name)
+            if real is not None:
+                self.path("recorded/real").mkdir(exist_ok=True)
+                self.path(f"recorded/real/{name}").touch()
+                script.append(f"mount --bind {real} {shlex.quote(str(self.path(f'recorded/real/{name}')))}")
+                script.append(f"mount --bind /dev/null {shlex.quote(str(self.root))}{os.path.realpath(real)}")
         words = " ".join(f"{key}={value}" for key, value in inside.items())
         script.append(f'exec chroot {shlex.quote(str(self.root))} /usr/bin/env -i HOME=/root {words} /bin/sh "$@"')
         # Who asks for the same shell from inside gets the plain one.
@@ -166,7 +179,7 @@ class Mac:
             **self.variables,
         }
         groups = {
-            "llama_primary": {"hosts": {"head": {"llama_mesh_address": "10.9.0.1"}}},
+            "llama_primary": {"hosts": {"head": self.head or {"llama_mesh_address": "10.9.0.1"}}},
             "llama_workers": {"hosts": {"studio": {}}},
         }
         (self.directory / "hosts.yml").write_text(
@@ -176,7 +189,8 @@ class Mac:
         if isinstance(tasks, Path):
             playbook = tasks
         else:
-            play = [{"name": "Play", "hosts": "studio", "gather_facts": False, "tasks": tasks}]
+            members = "llama_fleet" if self.head else "studio"
+            play = [{"name": "Play", "hosts": members, "gather_facts": False, "tasks": tasks}]
             playbook.write_text(yaml.safe_dump(play))
         program = Path(sys.executable).parent / "ansible-playbook"
         argv = [str(program), "-i", str(self.directory / "hosts.yml"), str(playbook), *arguments]
@@ -188,6 +202,8 @@ class Mac:
             # What the local connection starts everything with: raw takes no notice of ansible_shell_executable.
             "ANSIBLE_EXECUTABLE": str(self.directory / "sh"),
         }
+        if self.head:
+            del environment["ANSIBLE_EXECUTABLE"]
         done = subprocess.run(
             argv, capture_output=True, text=True, env=environment, timeout=300, stdin=subprocess.DEVNULL, check=False
         )

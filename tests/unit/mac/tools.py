@@ -101,7 +101,7 @@ def launchctl(words: list[str]) -> int:
 
 
 def start(plist: dict[str, Any]) -> int:
-    log = plist.get("StandardOutPath", "/dev/null")
+    log = plist.get("StandardOutPath") or plist.get("StandardErrorPath", "/dev/null")
     with open(log, "ab") as into:
         process = subprocess.Popen(
             plist["ProgramArguments"],
@@ -168,6 +168,56 @@ def sudo(words: list[str]) -> int:
 # ---------------------------------------------------------------------------------------------------- settings
 
 
+REAL_IP = ["/usr/sbin/ip", "-4", "-j"]
+WIREGUARD_GO = """#!/bin/sh
+[ "$*" = "-f utun" ] || exit 99
+echo utun7 > "$WG_TUN_NAME_FILE"
+exec /recorded/real/wireguard-go -f utun7
+"""
+
+
+def real_ip(*words: str) -> Any:
+    """What the Linux below says of the interfaces that wireguard-go really made."""
+    shown = subprocess.run([*REAL_IP, *words], capture_output=True, text=True, check=False).stdout
+    return [entry for entry in json.loads(shown or "[]") if entry]
+
+
+def ifconfig(words: list[str]) -> int:
+    """The recorded interfaces, and each real utun in the words of macOS."""
+    shown = {block.partition(":")[0]: block for block in re.split(r"^(?=\S)", recorded("ifconfig"), flags=re.MULTILINE)}
+    for entry in real_ip("addr", "show"):
+        if str(entry["ifname"]).startswith("utun"):
+            lines = [f"{entry['ifname']}: flags=8051<UP,POINTOPOINT,RUNNING,MULTICAST> mtu {entry['mtu']}\n"]
+            for one in entry["addr_info"]:
+                mask = (0xFFFFFFFF << (32 - one["prefixlen"])) & 0xFFFFFFFF
+                lines.append(f"\tinet {one['local']} --> {one['local']} netmask {mask:#x}\n")
+            shown[str(entry["ifname"])] = "".join(lines)
+    if not words:
+        return say("".join(shown.values()))
+    name, rest = words[0], words[1:]
+    if not rest:
+        return say(shown[name]) if name in shown else complain(f"ifconfig: interface {name} does not exist", 1)
+    if rest[0] == "inet" and rest[3:] == ["alias"] and rest[1].startswith(rest[2] + "/"):
+        # On Linux a prefix would make a route as well, which macOS leaves to route(8).
+        return linux("addr", "add", rest[1], "dev", name, "noprefixroute")
+    if rest[0] == "mtu" and rest[2:] in ([], ["up"]):
+        return linux("link", "set", name, "mtu", rest[1], "up")
+    return unrecorded("ifconfig", words)
+
+
+def route(words: list[str]) -> int:
+    if words[:2] == ["-n", "get"] and words[2] != "default":
+        found = real_ip("route", "get", words[2])
+        return say(f"   route to: {words[2]}\n  interface: {found[0]['dev']}\n") if found else 1
+    if words[:4] == ["-q", "-n", "add", "-inet"] and words[5] == "-interface":
+        return linux("route", "add", words[4], "dev", words[6])
+    return answer("route", words)
+
+
+def linux(*words: str) -> int:
+    return subprocess.run([REAL_IP[0], *words], check=False).returncode
+
+
 def brew(words: list[str]) -> int:
     cellar = STATE.setdefault("cellar", ["bash"])
     if os.environ.get("RUNS_AS", "root") == "root":
@@ -179,6 +229,11 @@ def brew(words: list[str]) -> int:
         if words[2] == "wireguard-tools":
             script = Path("/opt/homebrew/bin/wg-quick")
             script.write_text("echo utun4 > /var/run/wireguard/wg-llama.name\nexec sleep 600\n")
+            Path("/opt/homebrew/bin/wg").symlink_to("/recorded/real/wg")
+        if words[2] == "wireguard-go":
+            program = Path("/opt/homebrew/bin/wireguard-go")
+            program.write_text(WIREGUARD_GO)
+            program.chmod(0o755)
         return 0
     return unrecorded("brew", words)
 
@@ -252,11 +307,12 @@ def defaults(words: list[str]) -> int:
 
 
 def programs() -> Iterator[tuple[str, str]]:
-    """(pid, program) of what runs on the recorded Mac: the processes below its root, and not those that only look."""
+    """(pid, program) of what runs on the recorded Mac: the processes of its network namespace."""
+    here = os.readlink(HOME / "proc" / "self" / "ns" / "net")
     for pid in filter(str.isdigit, os.listdir(HOME / "proc")):
         with contextlib.suppress(OSError):
             directory = HOME / "proc" / pid
-            if os.readlink(directory / "root") == "/" and alive(int(pid)):
+            if os.readlink(directory / "ns" / "net") == here and alive(int(pid)):
                 yield pid, os.readlink(directory / "exe")
 
 
@@ -271,6 +327,16 @@ def ps(words: list[str]) -> int:
             return say(program + "\n")
         return say(f"root Sun Nov 29 20:00:00 2026 {program}\n")
     return answer("ps", words)
+
+
+def codesign(words: list[str]) -> int:
+    """What it signs starts from then on, and has other bytes."""
+    if words[:3] != ["--force", "--sign", "-"]:
+        return unrecorded("codesign", words)
+    with open(words[3], "ab") as program:
+        program.write(b"signed")
+    (HOME / "signed").touch()
+    return 0
 
 
 def lsof(words: list[str]) -> int:
@@ -301,6 +367,10 @@ def plutil(words: list[str]) -> int:
     return say(f"{words[-1]}: OK\n")
 
 
+def recorded(name: str) -> str:
+    return (HOME / "answers" / name).read_text()
+
+
 def answer(name: str, words: list[str]) -> int:
     """From the recordings: /recorded/NAME is the answer to all words, /recorded/NAME.FIRST-WORD to some."""
     for key in (f"{name}.{re.sub('[^A-Za-z0-9]', '', words[0]) if words else ''}", name):
@@ -329,7 +399,7 @@ def main() -> int:
 
 KEEPERS = (
     *("brew", "defaults", "dscl", "dseditgroup", "launchctl", "lsof", "pfctl", "plutil", "pmset", "ps", "sysctl"),
-    *("socketfilterfw", "softwareupdate", "xcode-select", "xcrun"),
+    *("codesign", "ifconfig", "route", "socketfilterfw", "softwareupdate", "xcode-select", "xcrun"),
 )
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _underlay, _wireguard
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _echo, _underlay, _wireguard
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mac_network import MARK, parse_routes
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import MeshError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Result
@@ -27,9 +27,10 @@ def test_links_routes_and_the_default_address() -> None:
     assert [(one["interface"], one["address"], one["prefix"], one["mtu"], one["medium"]) for one in found["links"]] == [
         ("en0", "10.0.0.4", 24, 1500, "wired"),
         ("en1", "10.0.1.4", 24, 1500, "wireless"),
-        ("utun4", "10.9.0.4", 24, 1420, "virtual"),
+        ("wg-llama", "10.9.0.4", 24, 1420, "wireguard"),
     ]
-    assert {"to": "10.9.0.0/24", "interface": "utun4"} in found["routes"]
+    # Our own tunnel by its name, so that it is not taken for a network that collides with the mesh.
+    assert {"to": "10.9.0.0/24", "interface": "wg-llama"} in found["routes"]
     assert {"to": "10.0.1.0/24", "interface": "en1"} in found["routes"]
 
 
@@ -49,5 +50,53 @@ def test_the_address_on_the_mesh_by_wireguards_name_or_by_the_interface() -> Non
     assert not any(argv[0] == "ip" for argv in down.ran)
 
 
-def test_no_package_of_linux_is_missed() -> None:
-    assert _wireguard.missing_packages(studio(), None, True) == []
+def test_no_package_of_linux_is_missed_and_those_of_homebrew_are() -> None:
+    runner = studio()
+    assert _wireguard.implementation(runner)[0] == "userspace"
+    assert _wireguard.missing_packages(runner, None, True) == []
+    assert _wireguard.missing_packages(runner, "userspace", True) == ["wireguard-tools", "wireguard-go"]
+    runner.programs = {"wg": "/opt/homebrew/bin/wg", "wireguard-go": "/opt/homebrew/bin/wireguard-go"}
+    assert _wireguard.missing_packages(runner, "userspace", True) == []
+
+
+OWN, OTHER = "b" * 43 + "=", "c" * 43 + "="
+DUMP = f"(hidden)\t{OWN}\t51820\toff\n{OTHER}\t(none)\t10.0.0.9:51820\t10.9.0.1/32\t1764446400\t148\t92\toff\n"
+
+
+def test_what_runs_is_asked_by_the_number_of_this_start() -> None:
+    runner = studio()
+    runner.commands["ifconfig utun4"] = Result(0, "utun4: " + text("macos/ifconfig_studio").partition("utun4: ")[2], "")
+    runner.commands["wg show utun4 dump"] = Result(0, DUMP, "")
+    live = _wireguard.look(runner, "wg-llama")
+    assert (live.device, live.address, live.mtu, live.port) == ("utun4", "10.9.0.4/24", 1420, 51820)
+    assert live.answers and live.peers == {OTHER: ("10.9.0.1/32", None, False)}
+    del runner.commands["wg show utun4 dump"]
+    assert _wireguard.look(runner, "wg-llama").answers is False
+    runner.commands["ifconfig utun4"] = Result(1, "", "ifconfig: interface utun4 does not exist")
+    assert _wireguard.look(runner, "wg-llama").present is False, "a name file is no tunnel"
+
+
+@pytest.mark.parametrize(("leaves_by", "status"), [("utun4", "ok"), ("en0", "wrong_route")])
+def test_a_tunnel_of_a_mac_is_proved_by_packets_and_its_route(leaves_by: str, status: str) -> None:
+    runner = studio()
+    runner.commands["ifconfig utun4"] = Result(0, "utun4: flags=8051<UP> mtu 1420\n", "")
+    runner.commands["wg show utun4 dump"] = Result(0, DUMP, "")
+    runner.commands["route -n get 10.9.0.1"] = Result(0, f"   route to: 10.9.0.1\n  interface: {leaves_by}\n", "")
+    peer = _wireguard.Peer("head", OTHER, "10.9.0.1")
+    verdicts = _wireguard.prove(runner, "wg-llama", [peer], ["head"], 0, lambda hosts, _size: set(hosts))
+    assert verdicts[0]["status"] == status
+
+
+def test_who_has_a_udp_port_of_a_mac() -> None:
+    runner = studio()
+    runner.commands["lsof -nP -iUDP:51820 -Fpc"] = Result(0, "p612\ncTunnelblick\nf7\n", "")
+    assert _underlay.port_owner(runner, 51820) == "Tunnelblick (pid 612)"
+    runner.commands["lsof -nP -iUDP:51820 -Fpc"] = Result(1, "", "")
+    assert _underlay.port_owner(runner, 51820) is None
+
+
+def test_the_header_of_a_ping_of_a_mac() -> None:
+    """Length and flags in the order of the machine (little-endian on all Macs), the don't-fragment bit set."""
+    header = _echo._mac_header("10.9.0.1", 1400)
+    assert header[:2] == b"\x45\0" and header[2:4] == (1420).to_bytes(2, "little")
+    assert header[6:8] == b"\x00\x40" and header[9] == 1 and header[16:] == bytes([10, 9, 0, 1])
