@@ -16,9 +16,10 @@ import os
 import re
 import shutil
 import stat
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _builds, _fetch
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _builds, _fetch, _macos
 from ansible_collections.llamafleet.rpc.plugins.module_utils._builds import BuildError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_json, write_json
 from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import Job, account_for, idle, is_running
@@ -191,8 +192,8 @@ def describe(prefix: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
 def make_build(job: Job, args: Mapping[str, Any], _secrets: Mapping[str, str]) -> dict[str, Any]:
     """Work function of the module build; gives ``{name, before, made}``.
 
-    ``args``: ``prefix, build, name, manifest_id, source (source_of()), switches, class_id, targets, inputs, compilers
-    ({switch: [path, version]}), jobs, user``.
+    ``args``: ``system, prefix, build, name, manifest_id, source (source_of()), switches, class_id, targets, inputs,
+    compilers ({switch: [path, version]}), jobs, user``.
     """
     prefix, name = args["prefix"], args["name"]
     before = current_name(prefix)
@@ -433,6 +434,8 @@ def _try_out(job: Job, work: str, args: Mapping[str, Any], staged: str) -> None:
     """Start each program once, from where it will be used: a build that does not run must fail here, not in a unit."""
     job.progress("check", message="starting each program once")
     number = int(args["build"][1:])
+    if args.get("system") == "Darwin":
+        _free(job, work, staged)
     for target in args["targets"]:
         program = os.path.join(staged, "bin", target)
         text = _says(job, work, [program, "-h"])
@@ -454,6 +457,21 @@ def _try_out(job: Job, work: str, args: Mapping[str, Any], staged: str) -> None:
                     f"{target} would load libraries of the build tree, or missing ones: {'; '.join(inside)}. "
                     "Build with -DBUILD_SHARED_LIBS=OFF, and install what is missing."
                 )
+
+
+def _free(job: Job, work: str, staged: str) -> None:
+    """Have macOS start the programs (B4-14), and write down what signing made of them."""
+    manifest = read_manifest(staged) or {"files": {}}
+    for name in manifest["files"]:
+        program = os.path.join(staged, name)
+        if _macos.freed(SystemRunner(), partial(_status, job, work, [program, "-h"]), program):
+            manifest["files"][name] = _fetch.sha256_of(program)
+            manifest["sizes"][name] = os.path.getsize(program)
+    write_json(os.path.join(staged, "manifest.json"), manifest)
+
+
+def _status(job: Job, work: str, argv: Sequence[str]) -> int:
+    return job.run(argv, work=work)[0]
 
 
 def _says(job: Job, work: str, argv: Sequence[str], any_status: bool = False) -> str:

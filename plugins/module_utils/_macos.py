@@ -9,10 +9,11 @@ notes on detection. None of this has run on a Mac yet; the tests answer with re-
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -282,6 +283,11 @@ def converge_apps(runner: Runner, programs: Sequence[str], check: bool) -> list[
 # ------------------------------------------------------------------------------------------------------- health
 
 
+#: How a program ends that macOS does not let start, as itself and by way of a shell.
+KILLED = (-9, 137)
+QUARANTINE = "com.apple.quarantine"
+
+
 def slowed(text: str) -> list[int]:
     """Processes that launchd holds back, of ``ps -o pid=,pri=``: 31 is a process of its own right, below is not.
 
@@ -293,11 +299,66 @@ def slowed(text: str) -> list[int]:
 
 def killed_by_macos(status: int, attributes: str) -> str | None:
     """Why a program that was killed as it started was (B4-14); None for any other end. ``attributes``: of ``xattr``."""
-    if status not in (-9, 137):
+    if status not in KILLED:
         return None
-    if "com.apple.quarantine" in attributes:
-        return "it is in quarantine as a download; run: xattr -d com.apple.quarantine"
-    return "its signature does not fit its content; sign it again: codesign --force --sign -"
+    if QUARANTINE in attributes:
+        return "gatekeeper: it is in quarantine as a download; run: xattr -d com.apple.quarantine"
+    return "gatekeeper: its signature does not fit its content; sign it again: codesign --force --sign -"
+
+
+def freed(runner: Runner, start: Callable[[], int], program: str) -> bool:
+    """Whether a new program was killed as it started and runs now, out of quarantine and signed anew (B4-14).
+
+    ``start`` starts it and gives its status. False where nothing had to be done; MacError when it is killed still.
+    """
+    if start() not in KILLED:
+        return False
+    attributes = runner.run(["xattr", program]).stdout
+    if QUARANTINE in attributes:
+        _must(runner, "xattr", "-d", QUARANTINE, program)
+    _must(runner, "codesign", "--force", "--sign", "-", program)
+    why = killed_by_macos(start(), runner.run(["xattr", program]).stdout)
+    if why is not None:
+        raise MacError(
+            f"macOS kills {program} as it starts, also out of quarantine and signed anew ({why} {program}). "
+            "See `log show --last 2m --predicate 'process == \"syspolicyd\"'`, or a policy of this Mac's management"
+        )
+    return True
+
+
+def local_network_privacy(error: int, milliseconds: float, ping: bool, gateway: bool) -> str | None:
+    """Why a connection to a host of the own network fails at once although the host is there (B4-13); else None.
+
+    ``error``: errno of the connection (0: it came about); ``ping``: whether the host answers one; ``gateway``: whether
+    a connection to the gateway gets any answer. macOS 15 and later deny agents what they let daemons, root and Apple's
+    own programs do, and say "No route to host" without asking the network.
+    """
+    # 65 on a Mac, and another number elsewhere: by name.
+    if error != errno.EHOSTUNREACH or milliseconds > 100 or not (ping and gateway):
+        return None
+    return (
+        "local_network_privacy: macOS keeps this program from the local network (it answers pings, and connections get "
+        "'No route to host' at once). Run it as a daemon of launchd and not as an agent or from an app, allow it in "
+        "System Settings, Privacy & Security, Local Network, or reach the host through the mesh"
+    )
+
+
+def network_problem(runner: Runner, endpoint: str, connect: Callable[[str, int], tuple[int, float]]) -> str | None:
+    """One sentence on why ``endpoint`` (IPv4:port) cannot be connected to from here; None when it can.
+
+    ``connect`` gives (errno or 0, milliseconds) of a connection attempt. A worker is never asked anything.
+    """
+    address, _colon, port = endpoint.rpartition(":")
+    error, milliseconds = connect(address, int(port))
+    if error == 0:
+        return None
+    ping = runner.run(["ping", "-c", "1", "-t", "2", address]).rc == 0
+    shown = runner.run(["route", "-n", "get", "default"]).stdout
+    gateway = re.search(r"^\s*gateway: (\d[\d.]*)", shown, re.MULTILINE)
+    # Refused is an answer.
+    heard = gateway is not None and connect(gateway.group(1), 53)[0] in (0, errno.ECONNREFUSED)
+    why = local_network_privacy(error, milliseconds, ping, heard)
+    return f"{endpoint}: {why or f'{os.strerror(error)} after {milliseconds:.0f} ms'}"
 
 
 def health(runner: Runner, pids: Sequence[int], programs: Sequence[str]) -> list[str]:
@@ -312,7 +373,7 @@ def health(runner: Runner, pids: Sequence[int], programs: Sequence[str]) -> list
         ]
     for program in programs:
         status = runner.run([program, "--version"]).rc
-        why = killed_by_macos(status, runner.run(["xattr", program]).stdout if status in (-9, 137) else "")
+        why = killed_by_macos(status, runner.run(["xattr", program]).stdout if status in KILLED else "")
         problems += [f"{program} was killed as it started: {why} {program}"] if why else []
     return problems
 

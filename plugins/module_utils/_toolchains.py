@@ -348,6 +348,21 @@ def packages(backend: str, where: str | None) -> Packages:
     return Packages(base.build + extra.build, base.run + extra.run, note)
 
 
+def how_to_get(listed: Mapping[str, object]) -> str:
+    """What to do where something for a build lacks, to follow a message; "" where nothing is known.
+
+    `listed`: Packages.to_dict, as host_facts told it.
+    """
+    names = " ".join(str(name) for key in ("build", "run") for name in _names(listed.get(key)))
+    parts = [f"install {names}, or let llama_build_install_packages: true do it"] if names else []
+    parts += [str(listed["note"])] if listed.get("note") else []
+    return f". For this backend on this system: {'; '.join(parts)}" if parts else ""
+
+
+def _names(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
 @dataclass(frozen=True)
 class Site:
     """What every backend's build on a host has in common."""

@@ -96,6 +96,12 @@ options:
     type: list
     elements: str
     default: []
+  packages:
+    description:
+      - What to install for such a build, from M(llamafleet.rpc.host_facts) (the C(packages) of its candidate, with
+        C(build), C(run) and C(note)). It is part of the message where something lacks.
+    type: dict
+    default: {}
   targets:
     description: Programs to build.
     type: list
@@ -175,6 +181,7 @@ ansible_facts:
 """
 
 import os
+import platform
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -183,6 +190,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import Flee
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fetch import check_space
 from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import account_for, advance, progress_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
+from ansible_collections.llamafleet.rpc.plugins.module_utils._toolchains import how_to_get
 
 
 def main() -> None:
@@ -200,6 +208,7 @@ def main() -> None:
             "isa": {"type": "str", "default": ""},
             "cmake_flags": {"type": "list", "elements": "str", "default": []},
             "lacks": {"type": "list", "elements": "str", "default": []},
+            "packages": {"type": "dict", "default": {}},
             "targets": {
                 "type": "list",
                 "elements": "str",
@@ -227,7 +236,7 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
     if not module.check_mode:  # which finds a host before its account is made
         account_for(options["user"])
     label = options["commit"][:9] or f"src-{(source['sha256'] or '')[:8]}"
-    system = os.uname().sysname
+    system = platform.system()
     switches = _builds.merge_switches(
         _builds.base_switches(item, system, label),
         _builds.isa_switches(options["isa"], system),
@@ -241,6 +250,8 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
         missing = error
     if options["lacks"] and missing is None:
         missing = _builds.BuildError("; ".join(options["lacks"]))
+    if missing is not None:
+        missing = _builds.BuildError(f"{missing}{how_to_get(options['packages'])}")
     inputs = _builds.manifest_inputs(
         item.tag,
         options["source"],
@@ -271,6 +282,7 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
         os.path.join(prefix, "jobs", f"build-{name}"),
         f"{_compile.__name__}:make_build",
         {
+            "system": system,
             "prefix": prefix,
             "build": item.tag,
             "name": name,

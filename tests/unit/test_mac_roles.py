@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
 import plistlib
 import random
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.llamafleet.rpc.tests.unit import netns
 from ansible_collections.llamafleet.rpc.tests.unit.recorded_mac import ADDRESS, Mac
 
 pytestmark = [pytest.mark.real, pytest.mark.privileged]
@@ -79,8 +84,13 @@ def test_law_11_mesh_and_worker_of_a_mac(mac: Mac, llama_bin: Path) -> None:
         {"name": "Build", "ansible.builtin.set_fact": {"llamafleet_build": "{{ build }}", "cacheable": True}},
         role("worker"),
     ]
+    # Law 18: while the tunnel is down as well, a check reaches the end, and says that an address is missing.
+    name_file = mac.path("/var/run/wireguard/wg-llama.name")
+    name_file.rename(mac.path("/recorded/name"))
     check = mac.play(tasks, "--check", "--diff")
     assert check["changed"] and jobs(mac) == {} and mac.unrecorded() == ""
+    assert "This check goes on with the address" in mac.output
+    mac.path("/recorded/name").rename(name_file)
     mac.play(tasks)
     assert mac.unrecorded() == ""
     found = jobs(mac)
@@ -124,6 +134,116 @@ def test_law_11_mesh_and_worker_of_a_mac(mac: Mac, llama_bin: Path) -> None:
     )
     assert jobs(mac) == {} and mac.state()["jobs"] == {} and mac.state()["rules"] == [] and mac.state()["wired"] == 0
     assert not mac.path("/etc/newsyslog.d/llamafleet.conf").exists() and mac.unrecorded() == ""
+
+
+@pytest.fixture
+def head(mac: Mac, tmp_path: Path) -> Iterator[netns.Host]:
+    """A host of Linux on the cable of the Mac, where the primary is."""
+    with netns.lab(tmp_path) as lab:
+        host = lab.add("head", address="10.0.0.9")
+        cable = ["link", "add", "en0", "type", "veth", "peer", "name", "pmac", "netns", lab.core]
+        subprocess.run(["ip", "-n", mac.namespace, *cable], check=True)
+        subprocess.run(["ip", "-n", lab.core, "link", "set", "pmac", "master", "br0", "up"], check=True)
+        subprocess.run(["ip", "-n", mac.namespace, "link", "set", "en0", "up"], check=True)
+        subprocess.run(["ip", "-n", mac.namespace, "addr", "add", "10.0.0.4/24", "dev", "en0"], check=True)
+        subprocess.run(["ip", "-n", mac.namespace, "addr", "del", f"{ADDRESS}/32", "dev", "lo"], check=True)
+        shell = tmp_path / "head-sh"
+        shell.write_text(f'#!/bin/sh\nexec ip netns exec {host.namespace} /bin/sh "$@"\n')
+        shell.chmod(0o755)
+        mac.head = {
+            "ansible_shell_executable": str(shell),
+            "ansible_remote_tmp": str(tmp_path / "head-tmp"),
+            "llama_mesh_interface": host.interface,
+            "llama_mesh_directory": str(host.directory),
+            "llama_fleet_service_manager": "supervisor",
+            "llama_mesh_firewall": False,
+        }
+        yield host
+
+
+def test_a_mesh_of_ours_between_a_mac_and_linux(mac: Mac, head: netns.Host) -> None:
+    """wireguard-go under launchd: made, proved by packets, unchanged the second time, healed, given up again."""
+    mac.variables = {"llama_mesh_mode": "wireguard", "llama_mesh_network": "10.97.0.0/20", "llama_mesh_timeout": 30}
+    answers = mac.path("/recorded/answers")
+    for name in ("ifconfig", "netstat"):  # no other tunnel runs
+        lines = (answers / name).read_text().splitlines(keepends=True)
+        (answers / name).write_text("".join(line for line in lines if "utun4" not in line and ADDRESS not in line))
+    mac.path("/var/run/wireguard/wg-llama.name").unlink()
+    tasks: list[dict[str, Any]] = [{"name": "Look", "llamafleet.rpc.host_facts": {}}, role("mesh")]
+
+    check = mac.play(tasks, "--check", "--diff")  # law 18: nothing is there, and the end is reached
+    assert check["changed"] and jobs(mac) == {} and not mac.path("/etc/wireguard/wg-llama.key").exists()
+    mac.play(tasks)
+    assert mac.unrecorded() == ""
+    job = jobs(mac)["llamafleet.wg-llama"]
+    assert job["KeepAlive"] is True and "/opt/homebrew/bin/wireguard-go" in job["ProgramArguments"]
+    for name in ("key", "conf"):
+        assert mac.path(f"/etc/wireguard/wg-llama.{name}").stat().st_mode & 0o777 == 0o600
+    secret = mac.path("/etc/wireguard/wg-llama.key").read_text().strip()
+    assert secret not in mac.output and secret not in str(job) and secret not in str(mac.state())
+    address = job["ProgramArguments"][-2].split("/")[0]
+    assert head.run("ping", "-c1", "-W5", "-Mdo", "-s1392", address).returncode == 0, "1420 bytes, whole"
+    # pf lets the primary in on the interface of this start.
+    primary = next(iter(json.loads(head.run("ip", "-j", "-4", "addr", "show", head.interface).stdout)))
+    source = primary["addr_info"][0]["local"]
+    rules = [rule.split(" label")[0] for rule in mac.state()["rules"]]
+    assert f"pass in quick on utun7 inet proto tcp from {source} to any port 50052" in rules
+    assert mac.play(tasks)["changed"] == 0 and mac.unrecorded() == ""
+
+    # wireguard-go that died takes its job along; launchd would start it again, and if it did not the next run does.
+    os.killpg(mac.state()["jobs"]["llamafleet.wg-llama"]["pid"], signal.SIGKILL)
+    assert mac.play(tasks)["changed"] and head.run("ping", "-c1", "-W5", address).returncode == 0
+    # A peer's new key is loaded without a start.
+    before = mac.state()["jobs"]["llamafleet.wg-llama"]["pid"]
+    mac.head["llama_mesh_rotate_key"] = True
+    assert mac.play(tasks)["changed"]
+    del mac.head["llama_mesh_rotate_key"]
+    assert mac.state()["jobs"]["llamafleet.wg-llama"]["pid"] == before
+    assert head.run("ping", "-c1", "-W5", address).returncode == 0
+
+    mac.play([tasks[0], role("mesh", "absent")])
+    assert jobs(mac) == {} and mac.state()["rules"] == [] and mac.unrecorded() == ""
+    assert list(mac.path("/etc/wireguard").iterdir()) == []
+    assert head.run("ping", "-c1", "-W1", address, check=False).returncode != 0
+
+
+# A program that macOS kills until it is signed.
+SOURCES = {
+    "CMakeLists.txt": "cmake_minimum_required(VERSION 3.14)\nproject(stub C CXX)\n"
+    "set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)\nadd_executable(ggml-rpc-server main.c)\n",
+    "main.c": "#include <signal.h>\n#include <unistd.h>\n"
+    'int main(void) { if (access("/recorded/signed", F_OK)) raise(SIGKILL); return 0; }\n',
+}
+
+
+def test_b4_14_a_build_on_a_mac_with_the_packages_of_homebrew(mac: Mac) -> None:
+    """Formulae as the owner of Homebrew, flags for Metal, and a program that macOS kills is signed anew, once."""
+    archive = mac.directory / "remote" / "source.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, text in SOURCES.items():
+            info = tarfile.TarInfo(f"llama.cpp/{name}")
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    mac.variables = {
+        "llama_fleet_user": "root",
+        "llama_build_source": "archive",
+        "llama_build_path": str(archive),
+        "llama_build_sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
+        "llama_build_targets": ["ggml-rpc-server"],
+        "llama_build_install_packages": True,
+    }
+    tasks: list[dict[str, Any]] = [{"name": "Look", "llamafleet.rpc.host_facts": {}}, role("build")]
+    assert mac.play(tasks, "--check", "--diff")["changed"] and mac.state()["cellar"] == ["bash"]
+    assert "cmake, ninja would be installed" in mac.output
+    mac.play(tasks)
+    assert mac.unrecorded() == "" and {"cmake", "ninja"} <= set(mac.state()["cellar"])
+    built = mac.path("/opt/llamafleet/builds")
+    (manifest,) = (json.loads(path.read_text()) for path in built.glob("*/manifest.json"))
+    assert {"-DGGML_METAL=ON", "-DGGML_BLAS=OFF", "-DGGML_RPC=ON"} <= set(manifest["cmake_flags"])
+    (program,) = built.glob("*/bin/ggml-rpc-server")
+    assert program.read_bytes().endswith(b"signed")
+    assert manifest["files"]["bin/ggml-rpc-server"] == hashlib.sha256(program.read_bytes()).hexdigest()
+    assert mac.play(tasks)["changed"] == 0 and mac.unrecorded() == ""
 
 
 def test_a_primary_of_a_mac(mac: Mac, llama_bin: Path, demo_model: Path) -> None:

@@ -36,7 +36,7 @@ add_custom_command(TARGET ggml-rpc-server PRE_LINK COMMAND sleep 11)
 """
 FACTS = {
     "backend": "cpu",
-    "candidates": [{"backend": "cpu", "problems": []}],
+    "candidates": [{"backend": "cpu", "problems": [], "packages": {"build": ["cmake"], "run": [], "note": None}}],
     "class_id": "linux-test",
     "cmake_flags": [],
     "cpu": {"isa": ""},

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -265,6 +266,53 @@ def test_b4_14_why_a_program_was_killed() -> None:
     assert "sign it again" in (_macos.killed_by_macos(-9, "com.apple.provenance\n") or "")
     assert "quarantine" in (_macos.killed_by_macos(137, "com.apple.quarantine\n") or "")
     assert _macos.killed_by_macos(0, "com.apple.quarantine\n") is None
+
+
+def test_b4_14_a_new_program_is_freed_once_and_a_hopeless_one_explained() -> None:
+    """Killed without a word: out of quarantine, signed anew, tried once more."""
+    commands = {
+        "xattr": Result(0, "com.apple.quarantine\ncom.apple.provenance\n", ""),
+        "xattr -d": Result(0, "", ""),
+        "codesign": Result(0, "", ""),
+    }
+    runner, ends = FakeRunner(commands=commands), [-9, 0]
+    assert _macos.freed(runner, lambda: ends.pop(0), "/x/server") is True and ends == []
+    assert ["xattr", "-d", "com.apple.quarantine", "/x/server"] in runner.ran
+    assert ["codesign", "--force", "--sign", "-", "/x/server"] in runner.ran
+    quiet = FakeRunner()
+    assert _macos.freed(quiet, lambda: 1, "/x/server") is False and quiet.ran == []
+    with pytest.raises(MacError, match=r"kills /x/server as it starts, also .*gatekeeper.*syspolicyd"):
+        _macos.freed(
+            FakeRunner(commands={**commands, "xattr": Result(0, "com.apple.provenance\n", "")}),
+            lambda: 137,
+            "/x/server",
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "milliseconds", "ping", "gateway", "found"),
+    [
+        (errno.EHOSTUNREACH, 0, True, True, True),
+        (errno.EHOSTUNREACH, 3000, True, True, False),  # asked the network: the host is off, or a router says so
+        (errno.EHOSTUNREACH, 0, False, True, False),
+        (errno.EHOSTUNREACH, 0, True, False, False),  # this Mac has no network
+        (errno.ECONNREFUSED, 0, True, True, False),
+        (0, 0, True, True, False),
+    ],
+)
+def test_b4_13_local_network_privacy(error: int, milliseconds: int, ping: bool, gateway: bool, found: bool) -> None:
+    """An agent since macOS 15 gets "No route to host" at once from a host that answers pings."""
+    route = "  gateway: 10.0.0.1\n  interface: en0\n"
+    runner = FakeRunner(commands={"ping": Result(0 if ping else 2, "", ""), "route": Result(0, route, "")})
+
+    def connect(address: str, _port: int) -> tuple[int, float]:
+        if address == "10.0.0.1":
+            return (errno.ECONNREFUSED if gateway else errno.ENETUNREACH), 1.0
+        return error, milliseconds
+
+    said = _macos.network_problem(runner, "10.0.0.9:50052", connect)
+    assert ("local_network_privacy" in (said or "")) is found
+    assert (said is None) is (error == 0)
 
 
 def test_health_says_what_to_do() -> None:

@@ -26,6 +26,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._toolchains import 
     find_compilers,
     gcc_major,
     hip_problems,
+    how_to_get,
     packages,
     switches,
 )
@@ -215,6 +216,14 @@ def test_every_family_and_backend_says_what_to_install() -> None:
                 assert len(found.build) > len(packages("cpu", where).build) or found.note
     assert "glslc" in packages("vulkan", "debian").build
     assert packages("cpu", None).note
+
+
+def test_what_lacks_is_told_with_the_way_to_get_it() -> None:
+    said = how_to_get(packages("vulkan", "debian").to_dict())
+    assert "install git build-essential cmake" in said and "glslc" in said
+    assert "llama_build_install_packages" in said
+    assert "NVIDIA's own repository" in how_to_get(packages("cuda", "redhat").to_dict())
+    assert how_to_get({}) == how_to_get({"build": [], "run": [], "note": None}) == ""
 
 
 # --- one device, several backends
