@@ -140,7 +140,7 @@ class Header:
 
     ``path`` is what llama.cpp must be given (shard 1); ``metadata`` holds scalars, short strings and short
     numeric arrays of shard 1; ``array_lengths`` the length of every array, kept or skipped; ``file_bytes``
-    the bytes of all shards together.
+    the bytes of all shards together; ``data_start`` the byte of shard 1 at which its tensors begin.
     """
 
     path: str
@@ -150,6 +150,7 @@ class Header:
     tensors: tuple[Tensor, ...]
     file_bytes: int
     shards: tuple[str, ...]
+    data_start: int = 0
 
 
 class ByteSource(Protocol):
@@ -456,8 +457,10 @@ def read_header(source: ByteSource) -> Header:
     _limit(reader, n_tensors, _MAX_TENSORS, "tensors", 24)
     _limit(reader, n_pairs, _MAX_PAIRS, "metadata entries", 13)
     metadata, lengths = _metadata(reader, n_pairs)
-    tensors = _tensors(reader, n_tensors, _alignment(reader.label, metadata))
-    return Header(reader.label, version, metadata, lengths, tensors, reader.size, (reader.label,))
+    alignment = _alignment(reader.label, metadata)
+    tensors = _tensors(reader, n_tensors, alignment)
+    start = -(-reader.position // alignment) * alignment
+    return Header(reader.label, version, metadata, lengths, tensors, reader.size, (reader.label,), start)
 
 
 def _magic(reader: _Reader) -> int:
@@ -695,6 +698,23 @@ def read_model(path: str) -> Header:
     return _read_set([os.path.join(directory, shard) for shard in names], FileSource)
 
 
+def copy_headers(path: str, directory: str) -> str:
+    """Files in ``directory`` with the names and sizes of the model at ``path`` and nothing but its headers in them.
+
+    All else is a hole: no weight is read, and no disk space is used for it. Returns the first one. A program that only
+    plans (llama-fit-params) takes them for the model.
+    """
+    copies = []
+    for shard in read_model(path).shards:
+        copy = os.path.join(directory, os.path.basename(shard))
+        with FileSource(shard) as source, open(copy, "wb") as target:
+            header = read_header(source)
+            target.write(source.read_at(0, header.data_start))
+            target.truncate(source.size)
+        copies.append(copy)
+    return copies[0]
+
+
 def read_model_url(url: str, timeout: float = 30.0, token: str = "") -> Header:
     """Header of the model at ``url`` (http or https), fetched by byte ranges; shards are found by name.
 
@@ -746,6 +766,7 @@ def _read_set(places: list[str], opener: Callable[[str], FileSource | HttpSource
         tuple(tensors.values()),
         sum(header.file_bytes for header in headers),
         tuple(header.path for header in headers),
+        first.data_start,
     )
 
 
