@@ -53,6 +53,7 @@ def hosts(seed: Path) -> Iterator[None]:
     """The four hosts and an outsider, without a way out, with the build and the model that the tests share."""
     prefix = os.environ.get("LLAMAFLEET_TEST_PREFIX", "")
     assert prefix, "LLAMAFLEET_TEST_PREFIX must name a prefix with builds/ and models/ (`make fleet` sets it)"
+    seed.mkdir(parents=True, exist_ok=True)
     fleet("down")
     fleet("up", *HOSTS, "--bind-ro", f"{seed}:/seed")
     try:
