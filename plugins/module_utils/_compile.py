@@ -84,6 +84,21 @@ def find_compilers(runner: Runner, switches: Sequence[str]) -> dict[str, tuple[s
     return found
 
 
+def compilers_or_lack(
+    runner: Runner, switches: Sequence[str], lacks: Sequence[str], hint: str
+) -> tuple[dict[str, tuple[str, str]], BuildError | None]:
+    """find_compilers, and why a build that has to be made cannot be: what is not found, or ``lacks`` of the host; None
+    when it can. ``hint`` ends the message.
+    """
+    compilers: dict[str, tuple[str, str]] = {}
+    problem = "; ".join(lacks)
+    try:
+        compilers = find_compilers(runner, switches)
+    except BuildError as error:
+        problem = str(error)
+    return compilers, BuildError(problem + hint) if problem else None
+
+
 def _version_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next((line for line in lines if "release" in line), lines[0] if lines else "unknown")

@@ -242,16 +242,8 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
         _builds.isa_switches(options["isa"], system),
         options["cmake_flags"],
     )
-    compilers: dict[str, tuple[str, str]] = {}
-    missing = None
-    try:
-        compilers = _compile.find_compilers(SystemRunner(), switches)
-    except _builds.BuildError as error:
-        missing = error
-    if options["lacks"] and missing is None:
-        missing = _builds.BuildError("; ".join(options["lacks"]))
-    if missing is not None:
-        missing = _builds.BuildError(f"{missing}{how_to_get(options['packages'])}")
+    hint = how_to_get(options["packages"])
+    compilers, missing = _compile.compilers_or_lack(SystemRunner(), switches, options["lacks"], hint)
     inputs = _builds.manifest_inputs(
         item.tag,
         options["source"],
