@@ -11,8 +11,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 NOT_FOUND = 127
 TIMED_OUT = 124
@@ -65,7 +65,13 @@ class Runner(Protocol):
 
 
 class SystemRunner:
-    """The Runner of a real host."""
+    """The Runner of a real host. ``account``: (uid, gid) that commands run as, without further groups; None: our own."""
+
+    _account: Mapping[str, Any] = {}
+
+    def __init__(self, account: tuple[int, int] | None = None) -> None:
+        if account is not None:
+            self._account = {"user": account[0], "group": account[1], "extra_groups": []}
 
     def run(self, argv: Sequence[str], timeout: float = 30.0) -> Result:
         """See Runner.run. A command that runs too long is killed with its children (they share its process group)."""
@@ -79,6 +85,7 @@ class SystemRunner:
                 stderr=subprocess.PIPE,
                 env=environment,
                 start_new_session=True,
+                **self._account,
             )
         except OSError as error:
             return Result(NOT_FOUND, "", f"{argv[0]}: {error.strerror or error}")

@@ -136,20 +136,20 @@ def main() -> None:
 
 
 def consult(options: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """Ask with a copy of the headers, as an account that may nothing: from here on this process is that account."""
+    """Ask with a copy of the headers, as an account that may nothing else."""
     account = account_for(options["user"])
-    if account is not None:
-        os.setgroups([])
-        os.setgid(account.gid)
-        os.setuid(account.uid)
     model = model_from_header(read_model(options["path"]))
     for name in [name for name in os.environ if name.startswith("LLAMA_ARG_")]:
         del os.environ[name]
     with tempfile.TemporaryDirectory(prefix="llamafleet-oracle-") as directory:
         os.environ.update(GGML_NO_BACKTRACE="1", GGML_RPC_NO_RDMA="1", HOME=directory)
         copy = copy_headers(options["path"], directory)
+        if account is not None:
+            for path in (directory, *(os.path.join(directory, name) for name in os.listdir(directory))):
+                os.chown(path, account.uid, account.gid)
+        runner = SystemRunner(None if account is None else (account.uid, account.gid))
         argv = [options["program"], *server_args(options["plan"], copy, options["build"], "llama-fit-params")]
-        return _oracle.compare(options["plan"], model, _oracle.ask(SystemRunner(), argv, options["timeout"]))
+        return _oracle.compare(options["plan"], model, _oracle.ask(runner, argv, options["timeout"]))
 
 
 if __name__ == "__main__":
