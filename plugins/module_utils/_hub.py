@@ -41,8 +41,6 @@ def hub_url(endpoint: str, repo: str, file: str, revision: str = "main") -> str:
 
 def place_of(source: str, endpoint: str, exists: Callable[[str], bool]) -> Place:
     """What ``source`` means. ``exists`` tells whether there is a file of a name, which wins over the hub."""
-    if not is_web(endpoint):
-        raise HubError(f"endpoint {redacted(endpoint)!r} is no http or https address; the hub's is {HUB}")
     if source.startswith(("http://", "https://")):
         of_hub = same_server(source, endpoint)
         # The page of a file, as a browser shows it, is one word away from the file.
@@ -52,6 +50,8 @@ def place_of(source: str, endpoint: str, exists: Callable[[str], bool]) -> Place
         return Place(source, None, False)
     match = _NAMED.fullmatch(source)
     if match:
+        if not is_web(endpoint):
+            raise HubError(f"endpoint {redacted(endpoint)!r} is no http or https address; the hub's is {HUB}")
         url = hub_url(endpoint, match.group("repo"), match.group("file"), match.group("revision") or "main")
         return Place(None, url, True)
     if wants_hub or "://" in source:

@@ -268,7 +268,7 @@ def main() -> None:
         if params["path"] is not None:
             place = Place(params["path"], None, False)
         else:
-            place = place_of(params["source"] or params["url"], params["endpoint"], os.path.exists)
+            place = place_of(params["source"] or params["url"], params["endpoint"] or HUB, os.path.exists)
         if place.url is None:
             header = read_model(os.path.expanduser(place.path or ""))
         else:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.llamafleet.rpc.plugins.module_utils._companions import plan_with
+from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import read_model
+from ansible_collections.llamafleet.rpc.plugins.module_utils._model import model_from_header
+from ansible_collections.llamafleet.rpc.tests.unit.plan_world import GIB, device
 from ansible_collections.llamafleet.rpc.tests.unit.web import Server, serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,3 +76,29 @@ def test_what_a_model_on_a_hub_would_take_before_it_is_fetched(demo_model: Path,
     assert "tokens/s" in promised
     assert hub.sent < demo_model.stat().st_size / 4
     assert TOKEN not in said + promised
+
+
+@pytest.mark.real
+def test_diff_tells_what_would_move_from_the_plan_that_runs(demo_model: Path, tmp_path: Path) -> None:
+    """The kept plan has all layers on a machine that lends less today; a second run after that one moves nothing."""
+    known = model_from_header(read_model(str(demo_model))).to_dict()
+    asked = ("-e", f"model={demo_model}", "--diff")
+    lent = {"llama_fleet_state_dir": str(tmp_path / "state"), "ansible_connection": "local"}
+    hosts = inventory("2200MiB", **lent)
+    workers = hosts["all"]["children"]["llama_fleet"]["children"]["llama_workers"]["hosts"]
+    workers["mac"] = {
+        "llama_worker_address": "10.77.0.12",
+        "llama_worker_devices_declared": [{"device": "MTL0", "usable": "2200MiB", "bandwidth": 300_000_000_000}],
+    }
+    kept = plan_with(known, [device("head", GIB, name="CPU", max_units=0), device("box", GIB, "10.77.0.11:50052")],
+                     n_ctx=4096)  # fmt: skip
+    folder = tmp_path / "state" / "default" / "head"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(kept))
+    (folder / "primary.json").write_text(json.dumps({"model_path": f"/srv/{demo_model.name}"}))
+    status, said = plan(tmp_path, hosts, *asked)
+    assert status == 0, said[-3000:]
+    assert "layers 0-29 and the output would move from box CUDA0 to mac MTL0: 92.1 MiB" in said
+    assert "ms per token predicted, a gain of" in said
+    (folder / "primary.json").write_text(json.dumps({"model_path": "/srv/other.gguf"}))
+    assert "the primary was started with another model: /srv/other.gguf" in plan(tmp_path, hosts, *asked)[1]
