@@ -115,8 +115,11 @@ def parse_proc_net(text: str) -> list[Socket]:
         # The last line of a table that was cut off by the read limit may be incomplete.
         if len(fields) < 10 or fields[3] not in _STATES:
             continue
-        local, remote = _hex_endpoint(fields[1]), _hex_endpoint(fields[2])
-        rows.append(Socket(_STATES[fields[3]], *local, *remote, inode=int(fields[9]), uid=int(fields[7])))
+        try:
+            local, remote = _hex_endpoint(fields[1]), _hex_endpoint(fields[2])
+        except ValueError:
+            continue  # no row of this kernel's
+        rows.append(Socket(_STATES[fields[3]], *local, *remote, inode=_whole(fields[9]), uid=_whole(fields[7])))
     return rows
 
 
@@ -128,9 +131,9 @@ def parse_lsof(text: str) -> list[Socket]:
     for line in text.splitlines():
         kind, value = line[:1], line[1:]
         if kind == "p":
-            pid, uid = int(value), None
+            pid, uid = _whole(value), None
         elif kind == "u":
-            uid = int(value)
+            uid = _whole(value)
         elif kind == "f":
             name = ""
         elif kind == "n":
@@ -337,16 +340,20 @@ def _literal(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
     return str(mapped or address)
 
 
+def _whole(text: str) -> int | None:
+    return int(text) if 0 < len(text) < 20 and text.isascii() and text.isdecimal() else None
+
+
 def _lsof_endpoint(text: str) -> tuple[str, int]:
     address, _colon, port = text.rpartition(":")
     if address == "*":
-        return _ANY_V4, int(port) if port.isdigit() else 0
+        return _ANY_V4, _whole(port) or 0
     try:
         # The zone of a link-local address (fe80::1%en0) says nothing here.
         literal = _literal(ipaddress.ip_address(address.strip("[]").split("%")[0]))
     except ValueError:
         literal = address
-    return literal, int(port) if port.isdigit() else 0
+    return literal, _whole(port) or 0
 
 
 def _supervisor_program(runner: Runner, pid: int, parent: int) -> str | None:
