@@ -51,8 +51,12 @@ GRACE = re.compile(r"\bG[BH](200|300)\b")
 # Tegra boards without nvidia-smi (JetPack before 5): the chip in the device tree tells the compute capability.
 TEGRA_CHIPS = {"tegra210": "5.3", "tegra186": "6.2", "tegra194": "7.2", "tegra234": "8.7", "tegra264": "11.0"}
 
-# Cards whose driver may be too old for compute_cap. First match wins.
+# Cards whose driver may be too old for compute_cap, and parts whose driver says [N/A]. First match wins.
 CAPABILITY_BY_NAME = (
+    (r"\bOrin\b", "8.7"),
+    (r"\bXavier\b", "7.2"),
+    (r"\bThor\b", "11.0"),
+    (r"\bGB10\b", "12.1"),
     (r"\bT4\b|RTX 20\d\d|GTX 16\d\d|TITAN RTX|Quadro RTX|\bT\d{3,4}\b", "7.5"),
     (r"\bA100\b|\bA30\b", "8.0"),
     (r"RTX 30\d\d|\bA(2|10|16|40)\b|RTX A\d{4}", "8.6"),
