@@ -49,19 +49,19 @@ def address(host: str) -> str:
 
 
 @contextmanager
-def hosts(seed: Path) -> Iterator[None]:
-    """The four hosts and an outsider, without a way out, with the build and the model that the tests share."""
+def hosts(seed: Path, wanted: Sequence[str] = HOSTS) -> Iterator[None]:
+    """Hosts (the four and an outsider) without a way out, with the build and the model that the tests share."""
     prefix = os.environ.get("LLAMAFLEET_TEST_PREFIX", "")
     assert prefix, "LLAMAFLEET_TEST_PREFIX must name a prefix with builds/ and models/ (`make fleet` sets it)"
     seed.mkdir(parents=True, exist_ok=True)
     fleet("down")
-    fleet("up", *HOSTS, "--bind-ro", f"{seed}:/seed")
+    fleet("up", *wanted, "--bind-ro", f"{seed}:/seed")
     try:
-        members = ("p1", *WORKERS)
+        members = [host.partition(":")[0] for host in wanted if "role=outsider" not in host]
         libraries = {host: sh(host, "getconf GNU_LIBC_VERSION").split()[1] for host in members}
         seeding.prepare(Path(prefix), seed, set(libraries.values()))
         for host in members:
-            what = "builds models" if host == "p1" else "builds"
+            what = "builds models" if host.startswith("p") else "builds"
             sh(host, f"mkdir -p /opt/llamafleet && cd /seed/{libraries[host]} && cp -a {what} /opt/llamafleet/")
         yield
     finally:
@@ -203,6 +203,18 @@ def endpoint(host: str) -> str:
 
 def pid(host: str, unit: str = "llama-rpc-default-cpu") -> int:
     return int(sh(host, f"systemctl show -p MainPID --value {unit}"))
+
+
+def connect(source: str, target: str, port: int, data: bytes = b"") -> str:
+    """How a TCP connection ends: connected, refused, timed out, unreachable."""
+    script = (
+        "import socket, sys\n"
+        "s = socket.socket(); s.settimeout(2)\n"
+        "try:\n s.connect((sys.argv[1], int(sys.argv[2]))); s.sendall(bytes.fromhex(sys.argv[3])); print('connected')\n"
+        "except socket.timeout: print('timed out')\n"
+        "except OSError as e: print(e.strerror)\n"
+    )
+    return fleet("exec", source, "python3", "-c", script, target, port, data.hex()).strip()
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:

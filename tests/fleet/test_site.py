@@ -24,6 +24,7 @@ from ansible_collections.llamafleet.rpc.tests.fleet.lab import (
     address,
     answer,
     ask,
+    connect,
     endpoint,
     fleet,
     hosts,
@@ -81,18 +82,6 @@ def site(inventory: Inventory) -> Site:
         sh(host, "systemctl stop watch; sort -u /srv/commands; rm /srv/commands") for host in ("p1", "w1")
     )
     return Site(first, play(inventory, "site"), commands)
-
-
-def connect(source: str, target: str, port: int, data: bytes = b"") -> str:
-    """How a TCP connection ends: connected, refused, timed out, unreachable."""
-    script = (
-        "import socket, sys\n"
-        "s = socket.socket(); s.settimeout(2)\n"
-        "try:\n s.connect((sys.argv[1], int(sys.argv[2]))); s.sendall(bytes.fromhex(sys.argv[3])); print('connected')\n"
-        "except socket.timeout: print('timed out')\n"
-        "except OSError as e: print(e.strerror)\n"
-    )
-    return fleet("exec", source, "python3", "-c", script, target, port, data.hex()).strip()
 
 
 # --- before anything is there ---
@@ -200,7 +189,9 @@ def test_units_are_sandboxed_ordered_and_sound(site: Site, host: str, unit: str)
         )
     assert needed <= set(show["Wants"].split()) and needed <= set(show["After"].split())
     # Case B4-08: what llama.cpp writes to is there before it starts.
-    cache = sh(host, f"systemctl show -p Environment {unit} | tr ' ' '\\n' | grep LLAMA_CACHE=").split("=", 1)[1].strip()
+    cache = (
+        sh(host, f"systemctl show -p Environment {unit} | tr ' ' '\\n' | grep LLAMA_CACHE=").split("=", 1)[1].strip()
+    )
     assert sh(host, f"stat -c '%U %a' {cache.rpartition('/')[0]}") == "llamafleet 750\n"
     assert "llamafleet" in sh(host, "systemd-inhibit --list --no-legend --no-pager")
 
@@ -244,7 +235,10 @@ def test_a_limit_without_the_primary_stops_and_prints_the_one_that_works(site: S
 def test_a_limit_with_the_primary_changes_nothing_for_the_others(site: Site, inventory: Inventory) -> None:
     """A host outside of the limit stays in the mesh and in the plan (law 17)."""
     override = "/etc/systemd/system/llama-rpc-default-cpu.service.d/override.conf"
-    sh("w1", f"mkdir {override.rpartition('/')[0]}; printf '[Service]\\nEnvironment=CUDA_VISIBLE_DEVICES=1\\n' > {override}")
+    sh(
+        "w1",
+        f"mkdir {override.rpartition('/')[0]}; printf '[Service]\\nEnvironment=CUDA_VISIBLE_DEVICES=1\\n' > {override}",
+    )
     sh("w1", "systemctl daemon-reload")
     try:
         run = play(inventory, "site", "--limit", "w1,p1")

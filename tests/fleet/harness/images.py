@@ -32,13 +32,14 @@ _HOST = """systemd-sysv libpam-systemd dbus dbus-user-session openssh-server sud
 IMAGES = {
     "bookworm": Image("bookworm", _HOST),
     "trixie": Image("trixie", _HOST),
+    "firewalls": Image("bookworm", f"{_HOST} ufw firewalld"),
     # What a role meets on a machine it has never seen: just enough for ssh, sudo and a module.
     "bare": Image("bookworm", "systemd-sysv dbus openssh-server sudo python3"),
 }
 
 # Units that cost boot time or that would reach out of the host. timesyncd also must not try the machine's clock.
 _MASKED = """apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service
-    fstrim.timer systemd-timesyncd.service getty.target console-getty.service"""
+    fstrim.timer systemd-timesyncd.service getty.target console-getty.service firewalld.service"""
 
 # Directory in a host with what only the harness uses.
 INSIDE = "usr/local/lib/fleet"
