@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import io
 import json
@@ -68,6 +69,35 @@ def jobs(mac: Mac) -> dict[str, Any]:
     return {path.stem: plistlib.loads(path.read_bytes()) for path in mac.path("/Library/LaunchDaemons").iterdir()}
 
 
+COMMAND = "/opt/llamafleet/bin/llama-worker"  # /usr/local is that of the Linux below
+
+
+def owner_takes_it_back(mac: Mac, tasks: list[dict[str, Any]]) -> None:
+    """`llama-worker` and hours under launchd, on a Mac whose worker runs."""
+    name = "llamafleet.llama-rpc-default-cpu"
+    other = (dt.datetime.now().hour + 12) % 24  # lends but for a minute half a day from now
+    mac.variables["llama_worker_hours"] = [f"{other:02d}:01-{other:02d}:00"]
+    setup = [*tasks[:-1], role("worker", "owner", llama_worker__command=COMMAND)]
+    assert mac.play(setup)["changed"] and mac.unrecorded() == ""
+    hours = jobs(mac)["llamafleet.llama-hours-default-studio"]
+    assert hours["ProgramArguments"] == [COMMAND, "hours", "studio"] and len(hours["StartCalendarInterval"]) == 14
+    assert mac.play(setup)["changed"] == 0
+
+    def ask(*words: str) -> str:
+        mac.play([{"name": "Ask", "ansible.builtin.command": {"argv": [COMMAND, *words]}}], "-v")
+        assert mac.unrecorded() == ""
+        return mac.output
+
+    # 10.9.0.1 is the client in the recording of netstat.
+    assert "10.9.0.4:18711: running, in use by 10.9.0.1" in ask("status")
+    assert "studio is paused" in ask("pause")
+    assert name not in mac.state()["jobs"] and name in mac.state()["disabled"], "and no boot starts it"
+    assert "not running" in ask("status")
+    assert "nothing to change" in ask("hours"), "an owner's pause is not ended by hours"
+    assert "lends again" in ask("resume")
+    assert name in mac.state()["jobs"] and name not in mac.state()["disabled"]
+
+
 def test_law_11_mesh_and_worker_of_a_mac(mac: Mac, llama_bin: Path) -> None:
     mac.variables = {
         # The processes that the recorded launchd starts are real ones of Linux, so what they lend is the CPU.
@@ -124,10 +154,11 @@ def test_law_11_mesh_and_worker_of_a_mac(mac: Mac, llama_bin: Path) -> None:
     # B6-05: by the owner of its prefix, never by root (whom the recorded brew refuses).
     assert sorted(mac.state()["cellar"]) == ["bash", "wireguard-go", "wireguard-tools"]
     assert mac.play(tasks)["changed"] == 0 and mac.unrecorded() == ""
+    owner_takes_it_back(mac, tasks)
     mac.play(
         [
             tasks[0],
-            role("worker", "absent"),
+            role("worker", "absent", llama_worker__command=COMMAND),
             role("mesh", "absent"),
             role("fleet", "absent", llama_fleet__ports=[18711]),
         ]
