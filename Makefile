@@ -18,10 +18,11 @@ help: ## show this list
 demo: ## from nothing to an answered prompt: two workers and a primary on this machine
 	@$(PLAY) playbooks/site.yml $(ARGS)
 
-bench: ## measure the planner, and the demo's fleet with llama-bench over its plan
+bench: ## measure the planner, the demo's fleet with llama-bench over its plan, and (as root) fleets of real hosts
 	@venv=$$(sh tests/tools/venv.sh requirements-dev.txt) && PATH="$$venv/bin:$$PATH" PYTHONPATH=.collections \
 		python -m ansible_collections.llamafleet.rpc.tests.bench.plan_bench
 	@$(PLAY) playbooks/bench.yml $(ARGS)
+	@$(GATES) build bench
 
 clean: ## end the demo and remove it, and everything that this Makefile made
 	@$(PLAY) playbooks/teardown.yml $(ARGS)

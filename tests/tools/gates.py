@@ -263,6 +263,20 @@ def fleet() -> Outcome:
     return junit(status, [report] if report.exists() else [])
 
 
+def fleet_bench() -> Outcome:
+    """What is measured on real hosts; nothing is judged."""
+    if os.geteuid() != 0:
+        return Outcome(notes=["skipped: the fleet of real hosts needs root (sudo make bench)"])
+    outcome = Outcome()
+    for name in FLEET_BENCHES:
+        module = f"ansible_collections.llamafleet.rpc.tests.fleet.{name}"
+        one = command(name, "python", "-m", module, env=_with_llama())
+        outcome.passed += one.passed
+        outcome.failed += one.failed
+        outcome.notes += one.notes
+    return outcome
+
+
 def molecule() -> Outcome:
     """The demo; a scenario that met no host is a failure, although molecule itself calls that a success.
 
@@ -289,11 +303,12 @@ GROUPS: Mapping[str, Sequence[Callable[[], Outcome]]] = {
     "pytest": (pytest,),
     "molecule": (molecule,),
     "fleet": (fleet,),
+    "bench": (fleet_bench,),
 }
-
-
-#: Run by their own make target only: the scenarios on real hosts are not all green yet (tests/fleet/README.md).
-ON_REQUEST = ("fleet",)
+#: In tests/fleet, and how they take turns: short ones first.
+FLEET_BENCHES = ("mesh_bench", "noop_bench")
+#: Run by `make bench` only.
+ON_REQUEST = ("bench",)
 
 
 def main(arguments: Sequence[str]) -> int:
