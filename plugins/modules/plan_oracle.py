@@ -129,8 +129,8 @@ def main() -> None:
         result["rows"], result["problems"] = consult(module.params)
     except FleetError as error:
         text = f"the plan could not be checked before the start: {error}"
-        problem = {"severity": "warning", "code": "oracle_failed", "text": text}
-        module.exit_json(**dict(result, problems=[problem]), lines=[f"warning: {text}"])
+        result["problems"] = [{"severity": "warning", "code": "oracle_failed", "text": text}]
+        module.exit_json(**result, lines=[f"warning: {text}"])
     result["asked"] = True
     module.exit_json(**result, lines=_oracle.oracle_lines(result["rows"], result["problems"]))
 

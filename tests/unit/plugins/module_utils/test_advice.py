@@ -100,6 +100,11 @@ def test_the_new_worker_is_as_small_as_it_may_be() -> None:
     assert not fits(known, [*devices, less], **options)
 
 
+def test_of_two_equal_cures_the_first_host_is_named() -> None:
+    changes = advise(model(), workers(3, 300 * MIB), n_ctx=2048, n_ubatch=64)["changes"]
+    assert [change["memory"][0]["host"] for change in changes] == ["w0", NEW_WORKER["host"]]
+
+
 def test_a_primary_too_small_for_its_own_buffers_needs_memory_as_well() -> None:
     """The model fits nowhere and the primary's CPU cannot hold the embedding: both are told, and together they do."""
     known = model(input_bytes=200 * MIB)

@@ -209,3 +209,9 @@ def test_a_projector_takes_what_was_planned(llama_bin: Path, demo_model: Path, t
     not_more_than_promised(plan, log)
     assert log.projector is not None
     assert abs(log.projector * MIB - found.weights) < 0.01 * MIB
+    lines = (tmp_path / "log").read_text().splitlines()
+    buffers = [float(line.split()[-2]) for line in lines if "CPU compute buffer size" in line]
+    own = next(float(line.split()[-2]) for line in lines if "reserve_compute_meta" in line)
+    scores = 3 * (size // 16) ** 4 * 4  # what is counted on top for devices without flash attention
+    assert abs(found.compute - scores - own * MIB) < 0.01 * MIB
+    assert abs(log.memory["host", "compute"].mib - sum(buffers)) < 0.01
