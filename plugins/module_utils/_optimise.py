@@ -17,7 +17,7 @@ from operator import sub
 from typing import NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _chain
-from ansible_collections.llamafleet.rpc.plugins.module_utils._rents import best_bound, slack_of, twins
+from ansible_collections.llamafleet.rpc.plugins.module_utils._rents import best_bound, families, slack_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._search import Search, any_placement
 from ansible_collections.llamafleet.rpc.plugins.module_utils._stages import (
     INF,
@@ -41,12 +41,39 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._stages import (
 
 __all__ = ["INF", "Answer", "Placement", "Problem", "Run", "Stage", "Start", "fullest", "run_cost", "slowest"]
 
-FEW = 8  # stages up to which the proof gets the whole effort
-_EFFORT_MANY = 4_000  # partial placements to try with more of them: some 20 ms
-_ROUNDS_FEW, _ROUNDS_MANY, _ROUNDS_QUICK = 24, 6, 3  # steps towards a better bound
 _BELOW, _ABOVE = 1 - 1e-12, 1 + 1e-12  # of a limit: loads between them are the same, but for rounding
-_BEAM = 4  # partial placements kept at each boundary by the first, inexact walk
-_HALVINGS_FEW, _HALVINGS_MANY = 12, 4  # of the range in which the smallest possible limit lies
+
+
+class Means(NamedTuple):
+    """How hard to try. ``rounds``: steps towards a better bound; ``priced_rounds``: the same where limits have prices.
+
+    ``width``: partial placements that the first, inexact walk keeps at each boundary; ``branches``: how many it makes
+    of each, ``each`` of them with the same stage. ``effort``: partial placements to try for the proof, at most, and
+    ``search`` for any placement; ``halvings``: of the range in which the smallest limit on the worst stage lies.
+    """
+
+    rounds: int
+    priced_rounds: int
+    width: int
+    branches: int
+    each: int
+    effort: int
+    search: int
+    halvings: int
+
+
+#: Up to so many stages everything is proved, but for tangled pools; with more, time goes first and the gap is stated.
+FEW = 8
+_THOROUGH = Means(
+    rounds=24, priced_rounds=24, width=4, branches=12, each=4, effort=1 << 30, search=1 << 30, halvings=12
+)
+_QUICK = Means(rounds=1, priced_rounds=3, width=2, branches=5, each=1, effort=0, search=600, halvings=0)
+_EFFORT_HALVING = 4_000  # as ``search``, where nothing but a better start is at stake
+
+
+def _means(problem: Problem) -> Means:
+    means = _THOROUGH if len(problem.stages) <= FEW else _QUICK
+    return means._replace(effort=min(means.effort, problem.effort), search=min(means.search, problem.effort))
 
 
 class Answer(NamedTuple):
@@ -60,40 +87,82 @@ class Answer(NamedTuple):
 
 
 def cheapest(
-    problem: Problem, time_limit: int | None = None, below: float = INF, seed: Placement | None = None
+    problem: Problem,
+    time_limit: int | None = None,
+    below: float = INF,
+    seed: Placement | None = None,
+    quick: bool = False,
 ) -> Answer:
     """The placement of least total cost.
 
     ``time_limit``: the most that a single stage may cost. ``below``: a placement that costs as much is not wanted.
-    ``seed``: a placement that is known to be possible.
+    ``seed``: a placement that is known to be possible. ``quick``: the order of it, or the one given, is good enough.
     """
     fits = find_fits(problem, time_limit)
     plain = [plain_cost(stage) for stage in problem.stages]
     limits = find_limits(problem)
-    given = _chain.in_order(problem, fits, plain)
-    if given is not None and all(limit.use(problem, given) <= limit.size for limit in limits):
-        seed = given if seed is None or given.cost <= seed.cost else seed
+    unlimited = _chain.in_order(problem, fits, plain)
+    given = _given_order(problem, unlimited, plain, limits, time_limit)
+    if given is not None and (seed is None or given.cost <= seed.cost):
+        seed = given
+    if quick and seed is not None:
+        return Answer(seed, 0)
     if not problem.stages:
         wanted = seed if seed is not None and seed.cost < below else None
         return Answer(wanted, INF if seed is None else seed.cost)
-    before = twins(problem, limits)
-    few = len(problem.stages) <= FEW
-    effort = problem.effort if few else min(problem.effort, _EFFORT_MANY)
+    family, means = families(problem, limits), _means(problem)
     if seed is None:
-        seed, final = any_placement(problem, fits, limits, before, effort)
+        greedy = len(problem.stages) > FEW
+        seed, final = any_placement(problem, fits, limits, family, means.search, greedy)
         if seed is None and final:
             return Answer(None, INF)
-    bound = best_bound(problem, fits, plain, limits, before, seed, _ROUNDS_FEW if few else _ROUNDS_MANY)
+    rounds = means.priced_rounds if limits else means.rounds
+    bound = best_bound(problem, fits, plain, limits, family, seed, seed or unlimited, rounds)
     kept = seed if seed is not None and seed.cost < below else None
     top = kept.cost if kept else below
     if bound.value >= top - slack_of(top):
         return Answer(kept, min(bound.value, top))
-    search = Search(problem, fits, plain, limits, before, bound, kept, below)
-    proved = search.run(_BEAM, effort)
+    search = Search(problem, fits, plain, limits, family, bound, kept, below)
+    proved = search.run(means.width, means.branches, means.each, means.effort)
     best = search.best and _tidied(problem, fits, limits, search.best)
     if proved:
         return Answer(best, INF if seed is None and best is None else search.top)
     return Answer(best, bound.value)
+
+
+def _given_order(
+    problem: Problem,
+    found: Placement | None,
+    plain: Sequence[Cost],
+    limits: Sequence[Limit],
+    time_limit: int | None,
+) -> Placement | None:
+    """A good placement with the stages in the order given: ``found``, or if a pool binds, with pools shared out."""
+    if found is None or _within(problem, limits, found):
+        return found
+    shared = _shared_out(problem, limits, by_speed=True)
+    found = _chain.in_order(shared, find_fits(shared, time_limit), plain)
+    return found if found is not None and _within(problem, limits, found) else None
+
+
+def _within(problem: Problem, limits: Sequence[Limit], found: Placement) -> bool:
+    return all(limit.use(problem, found) <= limit.size for limit in limits)
+
+
+def _shared_out(problem: Problem, limits: Sequence[Limit], by_speed: bool) -> Problem:
+    """The problem without pools: of each, the quickest stage takes what it can, or all members their part of it."""
+    stages = list(problem.stages)
+    for limit in limits:
+        if limit.pool is None:
+            continue
+        left = limit.size - min((limit.start_use(start) for start in problem.starts), default=0)
+        total = sum(stages[member].room for member in limit.members)
+        for member in sorted(limit.members, key=lambda k: (stages[k].time[-1], k)):
+            stage = stages[member]
+            room = max(0, min(stage.room, left if by_speed else stage.room * left // max(1, total)))
+            left -= room if by_speed else 0
+            stages[member] = replace(stage, room=room)
+    return replace(problem, stages=stages, pools=())
 
 
 def _tidied(problem: Problem, fits: Fits, limits: Sequence[Limit], found: Placement) -> Placement:
@@ -120,7 +189,16 @@ def cost_bound(problem: Problem, seed: Placement | None) -> float:
         return min((start.cost for start in problem.starts if start.units == problem.units), default=INF)
     fits, limits = find_fits(problem, None), find_limits(problem)
     plain = [plain_cost(stage) for stage in problem.stages]
-    return best_bound(problem, fits, plain, limits, twins(problem, limits), seed, _ROUNDS_QUICK).value
+    return best_bound(
+        problem,
+        fits,
+        plain,
+        limits,
+        families(problem, limits),
+        seed,
+        seed or _chain.in_order(problem, fits, plain),
+        _QUICK.rounds,
+    ).value
 
 
 def alone(problem: Problem) -> list[Placement]:
@@ -171,26 +249,26 @@ def _narrowest(
 
     ``limited``: the problem with that limit, and a limit of time for it; with True, the limit itself is too much.
     """
-    few = len(problem.stages) <= FEW
-    effort = problem.effort if few else min(problem.effort, _EFFORT_MANY)
+    means = _means(problem)
 
     def some(limit: float, strict: bool, tries: int) -> tuple[Placement | None, bool]:
         other, most = limited(limit, strict)
         limits = find_limits(other)
-        return any_placement(other, find_fits(other, most), limits, twins(other, limits), tries)
+        greedy = len(problem.stages) > FEW
+        return any_placement(other, find_fits(other, most), limits, families(other, limits), tries, greedy)
 
     found, final = _in_order(problem, costs, limited), False
     if found is None:
-        found, final = some(1 << 60, False, effort)
+        found, final = some(1 << 60, False, means.search)
     if found is None:
         return Answer(None, INF if final else _least_limit(problem, costs))
     high, low = worst(problem, found), _least_limit(problem, costs)
     doubtful = low  # nothing was found there, which proves nothing
-    for _halving in range(_HALVINGS_FEW if few else _HALVINGS_MANY):
+    for _halving in range(means.halvings):
         if high - doubtful <= slack_of(high) or high <= low:
             break
         middle = (doubtful + high) / 2
-        other, final = some(middle, False, min(effort, _EFFORT_MANY))
+        other, final = some(middle, False, min(means.search, _EFFORT_HALVING))
         if other is not None:
             found, high = other, worst(problem, other)
         else:
@@ -198,27 +276,37 @@ def _narrowest(
             low = middle if final else low
     proved = high <= low
     while not proved:
-        other, proved = some(high, True, effort)
+        other, proved = some(high, True, means.search)
         if other is None:
             break
         found, high, proved = other, worst(problem, other), False
     narrowed, most = limited(high, False)
-    return Answer(cheapest(narrowed, most, seed=found).placement or found, high if proved else min(low, high))
+    return Answer(
+        cheapest(narrowed, most, seed=found, quick=not means.effort).placement or found,
+        high if proved else min(low, high),
+    )
 
 
 def _in_order(
     problem: Problem, costs: Sequence[Cost], limited: Callable[[float, bool], tuple[Problem, int | None]]
 ) -> Placement | None:
-    """The same with the stages in the order given; None if that breaks a common limit."""
-    tables = _chain.bottleneck(problem, costs)
-    limit = min((max(start.load, tables.first[0][start.units]) for start in problem.starts), default=INF)
-    if limit >= INF:
-        return None
-    other, most = limited(limit, False)
-    found = _chain.in_order(other, find_fits(other, most), [plain_cost(stage) for stage in other.stages])
-    if found is None or any(each.use(problem, found) > each.size for each in find_limits(problem)):
-        return None
-    return found
+    """The same with the stages in the order given, and pools shared out beforehand; None if that does not fit."""
+    limits = find_limits(problem)
+    best: tuple[float, Placement] | None = None
+    ways = (problem, *(_shared_out(problem, limits, by_speed) for by_speed in (True, False))) if limits else (problem,)
+    for given in ways:
+        tables = _chain.bottleneck(given, costs)
+        limit = min((max(start.load, tables.first[0][start.units]) for start in given.starts), default=INF)
+        if limit < (best[0] if best else INF):
+            other, most = limited(limit, False)
+            rooms = zip(other.stages, given.stages)
+            other = replace(other, stages=[replace(each, room=min(each.room, own.room)) for each, own in rooms])
+            found = _chain.in_order(other, find_fits(other, most), [plain_cost(stage) for stage in other.stages])
+            if found is not None and _within(problem, limits, found):
+                best = (limit, found)
+                if given is problem:
+                    break
+    return best[1] if best else None
 
 
 def _least_limit(problem: Problem, costs: Sequence[Cost]) -> float:
@@ -228,11 +316,11 @@ def _least_limit(problem: Problem, costs: Sequence[Cost]) -> float:
     is at least the r-th smallest of these costs of all stages together.
     """
     fits, units = find_fits(problem, None), problem.units
-    known: dict[tuple[int, float], list[float]] = {}
+    known: dict[tuple[int, int, float], list[float]] = {}
     steps: list[float] = []
     for number, (stage, cost) in enumerate(zip(problem.stages, costs)):
         fixed = min(cost.fixed)
-        key = (id(stage.time), stage.scale + fixed)
+        key = (id(stage.time), stage.scale, fixed)
         longest = max(_longest(row[number], units) for row in fits)
         lightest = known.setdefault(key, [])
         for count in range(len(lightest) + 1, longest + 1):

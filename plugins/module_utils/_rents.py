@@ -4,17 +4,18 @@
 """A bound from below that holds for every order of the stages: each may be used again and again, but pays a rent.
 
 Left out is that a stage takes one run only and that common limits hold; instead a stage pays a rent for every run, and
-a limit has a price for every byte (Lagrange multipliers). Then the best chain of runs is a dynamic programme over
-boundaries alone, and its cost less all rents and all limits at their prices is a bound, whatever rents and prices are:
-every real placement pays each rent at most once, and no more than each limit at its price. Rents are moved towards the
-largest bound by steps along the subgradient (uses - 1).
+a limit has a price for every byte (Lagrange multipliers), and no stage follows itself. Then the best chain of runs is a
+dynamic programme over boundaries alone, and its cost less all rents and all limits at their prices is a bound, whatever
+rents and prices are: every real placement pays each rent at most once, and no more than each limit at its price. Rents
+are moved towards the largest bound by steps along the subgradient (uses - 1).
 
-What the chain says for a single run is kept as well: how much dearer than the bound any placement with it must be.
+What the chain says of every single run is kept as well: what a placement costs at least that goes on with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from typing import NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._stages import (
@@ -27,25 +28,34 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._stages import (
     Run,
     Start,
     priced,
-    where_begins,
 )
 
 _SLACK = 30  # bits: what is dearer by less than a part in 2^30 counts as equal
+_RATES = 6  # prices of a unit that are tried for the first rents
+
+
+class Family(NamedTuple):
+    """Stages that are the same in every way. ``head``: the first of them, by which they go here."""
+
+    head: Sequence[int]
+    before: Sequence[int | None]
+    size: Sequence[int]
 
 
 class Chain(NamedTuple):
-    """The relaxed problem, solved. ``costs``: with rents and prices. ``total``: cost of the best chain.
+    """The relaxed problem, solved. ``costs``: with rents and prices. ``total``: cost of the best chain, with its start.
 
-    ``later[p][i]``: least cost of the units from i on, behind a stage, with stages of phase p and above. ``first[i]``:
-    the same if nothing stands before but a start. ``reach[d][j]``: cost up to boundary j on stage d, and from there on.
+    ``reach[d][j]``: cost of reading up to boundary j on stage d, and of the units from there on, on other stages.
+    ``firsts[j]``, ``nexts[p][j]``: the stage that takes the units from j on at best, if there is none before, or one of
+    phase p; ``others[p][j]``: the best one besides that.
     """
 
     costs: Sequence[Cost]
     total: float
     start: Start | None
-    later: Sequence[Sequence[float]]
-    first: dict[int, float]
-    reach: Sequence[Sequence[float]]
+    reach: Sequence[list[float]]
+    nexts: dict[int, Sequence[int]]
+    others: dict[int, Sequence[int]]
 
 
 class Bound(NamedTuple):
@@ -57,9 +67,9 @@ class Bound(NamedTuple):
 
 
 class Arc(NamedTuple):
-    """A run on ``stage`` up to ``end``, and by how much any placement with it is dearer than the bound, at least."""
+    """A run on ``stage`` up to ``end``: what it costs with the best chain behind it."""
 
-    excess: float
+    cost: float
     stage: int
     end: int
 
@@ -69,17 +79,20 @@ def slack_of(value: float) -> float:
     return int(value) >> _SLACK
 
 
-def twins(problem: Problem, limits: Sequence[Limit]) -> list[int | None]:
-    """For each stage the one before it that is the same in every way, or None: of twins the first is used first."""
+def families(problem: Problem, limits: Sequence[Limit]) -> Family:
+    """Which stages are the same; of those, the first is used first."""
     seen: dict[object, int] = {}
-    found: list[int | None] = []
+    head: list[int] = []
+    before: list[int | None] = []
     for number, stage in enumerate(problem.stages):
         bound = tuple(number in limit.members for limit in limits)
         hops = (stage.hop_first, stage.hop_later, stage.hop_output)
         key = (stage.room, stage.scale, id(stage.time), hops, stage.least, stage.most, stage.phase, bound)
-        found.append(seen.get(key))
+        twin = seen.get(key)
+        before.append(twin)
+        head.append(number if twin is None else head[twin])
         seen[key] = number
-    return found
+    return Family(head, before, [head.count(each) for each in head])
 
 
 def best_bound(
@@ -87,46 +100,45 @@ def best_bound(
     fits: Fits,
     plain: Sequence[Cost],
     limits: Sequence[Limit],
-    before: Sequence[int | None],
+    family: Family,
     seed: Placement | None,
+    like: Placement | None,
     rounds: int,
 ) -> Bound:
-    """The best bound that ``rounds`` steps find. ``seed``: a placement within all limits, if one is known."""
+    """The best bound that ``rounds`` steps find. ``seed``: a placement within all limits, if one is known.
+
+    ``like``: a placement that may break common limits, to take the first rents from.
+    """
     stages, top = problem.stages, seed.cost if seed else None
-    family = list(range(len(stages)))  # twins pay one rent
-    for number, twin in enumerate(before):
-        if twin is not None:
-            family[number] = family[twin]
-    heads = sorted(set(family))
-    members = {head: family.count(head) for head in heads}
-    rents = _first_rents(problem, fits, plain, seed)
+    heads = sorted(set(family.head))
+    rents = _first_rents(problem, fits, plain, family, like)
     values = [0.0] * len(limits)  # a limit's price times its size
     best: Bound | None = None
     factor, idle = 1.0, 0
-    for _round in range(rounds):
+    for turn in range(max(1, rounds)):
         prices = tuple(int(value / max(1, limit.size)) for value, limit in zip(values, limits))
         costs = [
-            Cost(cost.prefix, _raised(cost.fixed, int(rents[family[number]])), cost.shared)
-            for number, cost in enumerate(priced(problem, plain, limits, prices) if any(prices) else plain)
+            Cost(cost.prefix, _raised(cost.fixed, int(rents[head])), cost.shared)
+            for head, cost in zip(family.head, priced(problem, plain, limits, prices) if any(prices) else plain)
         ]
-        chain = relax(problem, fits, costs, limits, prices, before)
+        chain = relax(problem, fits, costs, limits, prices, family)
         if chain.start is None:
             return Bound(INF, prices, chain)
-        paid = sum(int(rents[head]) * members[head] for head in heads)
+        paid = sum(int(rents[head]) for head in family.head)
         value = chain.total - paid - sum(price * limit.size for price, limit in zip(prices, limits))
         idle += 1
         if best is None or value > best.value:
             best, idle = Bound(value, prices, chain), 0
-        if top is not None and top - best.value <= slack_of(top):
+        if turn + 1 >= rounds or (top is not None and top - best.value <= slack_of(top)):
             break
         if idle > 2:
             factor, idle = factor / 2, 0
-        runs = _chain_runs(problem, fits, chain, before)
-        used = [family[run.stage] for run in runs]
-        pull = {head: float(used.count(head) - members[head]) for head in heads}
-        pull = {
-            head: 0.0 if step < 0 >= rents[head] and not stages[head].least else step for head, step in pull.items()
-        }
+        runs = _chain_runs(problem, fits, chain, family)
+        used = [family.head[run.stage] for run in runs]
+        pull = {head: float(used.count(head) - family.size[head]) for head in heads}
+        for head in heads:  # a rent does not go below nothing, unless the stage must be used
+            if pull[head] < 0 and rents[head] <= 0 and not stages[head].least:
+                pull[head] = 0.0
         drag = []
         for limit, price in zip(limits, prices):
             use = limit.start_use(chain.start) + sum(limit.run_use(problem, run, k == 0) for k, run in enumerate(runs))
@@ -135,7 +147,7 @@ def best_bound(
         norm = sum(step * step for step in pull.values()) + sum(step * step for step in drag)
         if not norm:
             break
-        aim = value + abs(value) / 16 + 1 if top is None else max(top - value, 0) + value
+        aim = value + abs(value) / 16 + 1 if top is None else max(top, value)
         step = factor * (aim - value) / norm
         for head in heads:
             rents[head] += step * pull[head]
@@ -152,25 +164,41 @@ def _raised(fixed: Sequence[float], rent: int) -> tuple[float, float, float, flo
     return first + rent, later + rent, first_out + rent, later_out + rent
 
 
-def _first_rents(problem: Problem, fits: Fits, plain: Sequence[Cost], seed: Placement | None) -> list[float]:
-    """Rents to begin with: what a stage saves on its best run against the dearest part of ``seed``."""
-    if seed is None or not problem.stages:
+def _first_rents(
+    problem: Problem, fits: Fits, plain: Sequence[Cost], family: Family, seed: Placement | None
+) -> list[float]:
+    """Rents to begin with: what a stage saves on its best run if every unit is worth what a part of ``seed`` takes.
+
+    Which part: the one that gives the best bound, sum of worths less sum of rents, which has one summit.
+    """
+    if seed is None or not seed.runs:
         return [0.0] * len(problem.stages)
-    scale = plain[0].prefix
+    scale, units = plain[0].prefix, problem.units
     rates = [plain[run.stage].of(problem, run, k == 0) / max(1, scale[run.end] - scale[run.begin])
              for k, run in enumerate(seed.runs)]  # fmt: skip
     if seed.start.units:
         rates.append(seed.start.cost / max(1, scale[seed.start.units]))
-    rate, units = max(rates), problem.units
-    worth = [rate * size for size in scale]
-    rents = []
-    for cost, (ends, closes), stage in zip(plain, fits[1], problem.stages):
-        gain = [here - there for here, there in zip(worth, cost.prefix)]
-        saved = [gain[end] - gain[begin] - cost.fixed[1] for begin, end in enumerate(ends) if end > begin > 0]
-        saved += [gain[units] - gain[k] - cost.fixed[3] for k, closing in enumerate(closes) if closing and k]
-        rent = max(saved, default=0.0)
-        rents.append(rent if stage.least else max(0.0, rent))
-    return rents
+    found: list[float] = []
+    best = -float(INF)
+    for rate in sorted(set(rates), reverse=True)[:_RATES]:
+        worth = [rate * size for size in scale]
+        rents: list[float] = []
+        for number, (cost, (ends, closes), stage) in enumerate(zip(plain, fits[1], problem.stages)):
+            if family.before[number] is not None:
+                rents.append(rents[family.head[number]])
+                continue
+            gain = [here - there for here, there in zip(worth, cost.prefix)]
+            saved = [gain[end] - here for end, here in zip(ends, gain) if end > 0]
+            closing = [here for here, last in zip(gain[1:], closes[1:]) if last]
+            rent = max(saved[1:], default=0.0) - cost.fixed[1]
+            if closing:
+                rent = max(rent, gain[units] - min(closing) - cost.fixed[3])
+            rents.append(rent if stage.least else max(0.0, rent))
+        left = min(start.cost + worth[units] - worth[start.units] for start in problem.starts)
+        if left - sum(rents) <= best:
+            break
+        found, best = rents, left - sum(rents)
+    return found
 
 
 def relax(
@@ -179,93 +207,125 @@ def relax(
     costs: Sequence[Cost],
     limits: Sequence[Limit],
     prices: Sequence[int],
-    before: Sequence[int | None],
+    family: Family,
 ) -> Chain:
-    """The best chain of runs; of twins only the first is looked at."""
-    units, trunk_end, cuts = problem.units, problem.trunk_end, problem.cuts
-    reach: list[list[float]] = [[INF] * (units + 1) for _stage in problem.stages]
-    later: list[list[float]] = []
+    """The best chain of runs; of a family only the first stage is looked at."""
+    reach: list[list[float]] = [[INF] * (problem.units + 1) for _stage in problem.stages]
+    chain = Chain(costs, INF, None, reach, {}, {})
+    rest = _Rest.nothing(problem.units)
     for phase in sorted({stage.phase for stage in problem.stages}, reverse=True):
-        row: list[float] = list(later[-1]) if later else [*([INF] * units), 0]
-        data = [
-            (reach[k], costs[k].prefix, fits[1][k].ends, fits[1][k].closes, costs[k].fixed[1],
-             costs[k].fixed[3] + costs[k].prefix[units], max(1, stage.least), costs[k].shared)
-            for k, stage in enumerate(problem.stages)
-            if stage.phase == phase and before[k] is None
-        ]  # fmt: skip
-        for begin in range(units - 1, 0, -1):
-            best = row[begin]
-            for here, prefix, ends, closes, inner, outer, least, shared in data:
-                low, high = begin + least, ends[begin] + 1
-                value: float = INF
-                if low < high:
-                    value = min(here[low:high])
-                    if value < INF:
-                        value += inner
-                if closes[begin] and low <= units and outer < value:
-                    value = outer
-                if value < INF:
-                    value -= prefix[begin] - (shared if begin < trunk_end else 0)
-                    if value < best:
-                        best = value
-            row[begin] = best
-            if best < INF and (cuts is None or cuts[begin]):
-                for item in data:
-                    item[0][begin] = item[1][begin] + best
-        later.append(row)
-    later.reverse()
-    first: dict[int, float] = dict.fromkeys(where_begins(problem), INF)
-    chain = Chain(costs, INF, None, later, first, reach)
-    for begin in first:
-        first[begin] = min((arc.excess for arc in arcs(problem, fits, chain, before, begin, None)), default=INF)
-    first[units] = 0
+        _relax_phase(problem, fits, chain, family, phase, rest)
+        chain.nexts[phase], chain.others[phase] = list(rest.which), list(rest.other)
     total: float = INF
     chosen = None
     for start in problem.starts:
-        whole = start.cost + first[start.units] + sum(p * limit.start_use(start) for p, limit in zip(prices, limits))
+        whole: float = start.cost + sum(p * limit.start_use(start) for p, limit in zip(prices, limits))
+        if start.units < problem.units:
+            found = arcs(problem, fits, chain, family, start.units, None, each=1)
+            whole += min((arc.cost for arc in found), default=INF)
         if whole < total:
             total, chosen = whole, start
     return chain._replace(total=total, start=chosen)
 
 
-def arcs(
-    problem: Problem, fits: Fits, chain: Chain, before: Sequence[int | None], at: int, phase: int | None
-) -> list[Arc]:
-    """The runs that may begin at ``at``, behind a stage of ``phase`` or (None) as the first one.
+class _Rest(NamedTuple):
+    """From each boundary on: the least cost and which stage comes next, and the same without that stage."""
 
-    ``excess`` is against the best chain from there; before ``chain.first`` is known it is the whole cost.
+    best: list[float]
+    which: list[int]
+    second: list[float]
+    other: list[int]
+
+    @staticmethod
+    def nothing(units: int) -> _Rest:
+        """Only at the last boundary there is nothing left to do."""
+        nobody = [-1] * (units + 1)
+        return _Rest([*([INF] * units), 0], nobody, [*([INF] * units), 0], list(nobody))
+
+
+def _relax_phase(problem: Problem, fits: Fits, chain: Chain, family: Family, phase: int, rest: _Rest) -> None:
+    """Let the stages of ``phase`` stand before ``rest``, boundary by boundary from the end; fills ``chain.reach``."""
+    units, trunk_end, cuts, costs = problem.units, problem.trunk_end, problem.cuts, chain.costs
+    data = [
+        (k, chain.reach[k], costs[k].prefix, fits[1][k].ends, fits[1][k].closes, costs[k].fixed[1],
+         costs[k].fixed[3] + costs[k].prefix[units], max(1, stage.least), costs[k].shared, family.size[k] > 1)
+        for k, stage in enumerate(problem.stages)
+        if stage.phase == phase and family.before[k] is None
+    ]  # fmt: skip
+    for begin in range(units - 1, 0, -1):
+        best, which, second, other = rest.best[begin], rest.which[begin], rest.second[begin], rest.other[begin]
+        for k, here, prefix, ends, closes, inner, outer, least, shared, _several in data:
+            low, high = begin + least, ends[begin] + 1
+            value: float = INF
+            if low < high:
+                value = min(here[low:high])
+                value += inner if value < INF else 0  # a rent may be negative
+            if closes[begin] and low <= units and outer < value:
+                value = outer
+            if value < INF:
+                value -= prefix[begin] - (shared if begin < trunk_end else 0)
+                if value < best:
+                    best, which, second, other = value, k, best, which
+                elif value < second:
+                    second, other = value, k
+        rest.best[begin], rest.which[begin], rest.second[begin], rest.other[begin] = best, which, second, other
+        if cuts is None or cuts[begin]:
+            for k, here, prefix, *_data, several in data:
+                beyond = second if k == which and not several else best
+                if beyond < INF:
+                    here[begin] = prefix[begin] + beyond
+
+
+def arcs(
+    problem: Problem,
+    fits: Fits,
+    chain: Chain,
+    family: Family,
+    at: int,
+    phase: int | None,
+    only: int | None = None,
+    each: int | None = None,
+) -> list[Arc]:
+    """The runs that may begin at ``at``, behind a stage of ``phase`` or (None) as the first one; or of one stage.
+
+    ``each``: at most so many of each stage, the cheapest ones.
     """
     units = problem.units
     kind = 0 if phase is None else 1
-    lowest = min(stage.phase for stage in problem.stages)
-    known = chain.first[at] if phase is None else chain.later[phase - lowest if len(chain.later) > 1 else 0][at]
-    base = known if known < INF else 0
     found = []
-    for number, stage in enumerate(problem.stages):
+    for number in range(len(problem.stages)) if only is None else (only,):
+        stage, source = problem.stages[number], family.head[number]
         if phase is not None and stage.phase < phase:
             continue
-        source, twin = number, before[number]
-        while twin is not None:  # rents and rooms are those of the first twin
-            source, twin = twin, before[twin]
         cost, reach, (ends, closes) = chain.costs[source], chain.reach[source], fits[kind][source]
-        off = (cost.shared if at < problem.trunk_end else 0) - cost.prefix[at] - base
+        off = (cost.shared if at < problem.trunk_end else 0) - cost.prefix[at]
         low = at + max(1, stage.least)
-        off_inner = off + cost.fixed[kind]
-        found += [
-            Arc(there + off_inner, number, low + k) for k, there in enumerate(reach[low : ends[at] + 1]) if there < INF
-        ]
+        inner = off + cost.fixed[kind]
+        options = reach[low : ends[at] + 1]
+        chosen: Iterable[int] = range(len(options))
+        if each is not None and len(options) > each:
+            least = nsmallest(each, chosen, key=options.__getitem__) if each > 1 else [options.index(min(options))]
+            chosen = least
+        found += [Arc(options[k] + inner, number, low + k) for k in chosen if options[k] < INF]
         if closes[at] and low <= units:
             found.append(Arc(cost.prefix[units] + cost.fixed[kind + 2] + off, number, units))
     return found
 
 
-def _chain_runs(problem: Problem, fits: Fits, chain: Chain, before: Sequence[int | None]) -> list[Run]:
+def _chain_runs(problem: Problem, fits: Fits, chain: Chain, family: Family) -> list[Run]:
     """The runs of the best chain."""
     at = chain.start.units if chain.start else problem.units
-    phase: int | None = None
     runs: list[Run] = []
     while at < problem.units:
-        arc = min(arcs(problem, fits, chain, before, at, phase))
+        if not runs:
+            arc = min(arcs(problem, fits, chain, family, at, None, each=1))
+        else:
+            last = runs[-1].stage
+            phase = problem.stages[last].phase
+            only = chain.nexts[phase][at]
+            if only == family.head[last] and family.size[last] == 1:
+                only = chain.others[phase][at]
+            arc = min(arcs(problem, fits, chain, family, at, phase, only, 1))
         runs.append(Run(arc.stage, at, arc.end))
-        at, phase = arc.end, problem.stages[arc.stage].phase
+        at = arc.end
     return runs

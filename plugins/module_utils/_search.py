@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from typing import NamedTuple
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils._rents import Arc, Bound, arcs, slack_of
+from ansible_collections.llamafleet.rpc.plugins.module_utils._rents import Arc, Bound, Family, arcs, slack_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._stages import (
     Cost,
     Fits,
@@ -34,10 +34,10 @@ class Outlook:
     A set of used stages is a ``mask``: bit k for stage k.
     """
 
-    def __init__(self, problem: Problem, fits: Fits, limits: Sequence[Limit], before: Sequence[int | None]) -> None:
+    def __init__(self, problem: Problem, fits: Fits, limits: Sequence[Limit], family: Family) -> None:
         self.problem = problem
         self.limits = limits
-        self.before = before
+        self.before = family.before
         units = problem.units
         self.longest = [0] * len(problem.stages)
         for row in fits:
@@ -93,10 +93,13 @@ class _Node(NamedTuple):
 
 
 def any_placement(
-    problem: Problem, fits: Fits, limits: Sequence[Limit], before: Sequence[int | None], effort: int
+    problem: Problem, fits: Fits, limits: Sequence[Limit], family: Family, effort: int, greedy: bool = False
 ) -> tuple[Placement | None, bool]:
-    """Some placement within all limits, or None; and whether the answer is final."""
-    outlook = Outlook(problem, fits, limits, before)
+    """Some placement within all limits, or None; and whether the answer is final.
+
+    ``greedy``: every run is as long as it can be, also where a shorter one might leave more to others.
+    """
+    outlook = Outlook(problem, fits, limits, family)
     # Without these a run may as well be as long as it can: what remains is the less.
     simple = not (outlook.pools or problem.cuts or problem.borrowed or any(stage.least for stage in problem.stages))
     furthest: dict[int, int] = {}
@@ -121,48 +124,48 @@ def any_placement(
             continue
         else:
             seen.add((node.mask, node.at, node.used))
-        moves = _moves(problem, fits, limits, outlook, node, simple)
+        moves = _moves(problem, fits, limits, outlook, node, simple or greedy)
         made += len(moves)
         if made > effort:
             return None, False
         moves.sort(key=lambda move: move[0], reverse=True)
         stack += [further for _waste, further in moves]
-    return None, True
+    return None, simple or not greedy
 
 
 def _moves(
-    problem: Problem, fits: Fits, limits: Sequence[Limit], outlook: Outlook, node: _Node, simple: bool
+    problem: Problem, fits: Fits, limits: Sequence[Limit], outlook: Outlook, node: _Node, longest: bool
 ) -> list[tuple[int, _Node]]:
-    """The next runs of ``node``, with how many units less than it ever could each stage then holds."""
+    """The next runs of ``node`` (or the ``longest`` on each stage), with how many units less than ever each holds."""
     found = []
     phase = problem.stages[node.runs[-1].stage].phase if node.runs else 0
     for number, stage in enumerate(problem.stages):
         if not outlook.may_use(node.mask, phase, number):
             continue
         ends, closes = fits[1 if node.runs else 0][number]
-        least, last = node.at + max(1, stage.least), ends[node.at]
-        if closes[node.at] and least <= problem.units:
-            wanted = [problem.units] if simple else [problem.units, *range(last, least - 1, -1)]
-        else:
-            wanted = [last] if simple and last >= least else list(range(last, least - 1, -1))
-        for end in wanted:
+        least = node.at + max(1, stage.least)
+        wanted = range(ends[node.at], least - 1, -1)
+        for end in (problem.units, *wanted) if closes[node.at] and least <= problem.units else wanted:
             if end < problem.units and problem.cuts is not None and not problem.cuts[end]:
                 continue
             run = Run(number, node.at, end)
             used = tuple([u + limit.run_use(problem, run, not node.runs) for u, limit in zip(node.used, limits)])
-            mask = node.mask | 1 << number
             if any(use > limit.size for use, limit in zip(used, limits)):
                 continue
+            mask = node.mask | 1 << number
             if not outlook.hopeless(mask, end, stage.phase, used):
                 waste = outlook.longest[number] - (end - node.at)
                 found.append((waste, _Node(node.start, mask, end, used, (*node.runs, run))))
+            if longest:
+                break
     return found
 
 
 class _Label(NamedTuple):
-    """A partial placement of ``Search``: how much dearer than the bound it is at least, and how it came about."""
+    """A partial placement of ``Search``: its cost, rents and prices included, also with the best chain behind it."""
 
-    excess: float
+    spent: float
+    whole: float
     used: tuple[int, ...]
     mask: int
     start: Start
@@ -188,7 +191,7 @@ class Search:
         fits: Fits,
         plain: Sequence[Cost],
         limits: Sequence[Limit],
-        before: Sequence[int | None],
+        family: Family,
         bound: Bound,
         best: Placement | None,
         below: float,
@@ -197,90 +200,104 @@ class Search:
         self.fits = fits
         self.plain = plain
         self.limits = limits
-        self.before = before
+        self.family = family
         self.bound = bound
         self.best = best
         self.top = min(below, best.cost) if best else below
-        self.outlook = Outlook(problem, fits, limits, before)
+        self.outlook = Outlook(problem, fits, limits, family)
+        self.each: int | None = None
         self.known: dict[tuple[int, int | None], list[Arc]] = {}
 
-    def run(self, width: int, effort: int) -> bool:
+    def run(self, width: int, branches: int, each: int, effort: int) -> bool:
         """Whether ``best`` is now the best placement there is below ``top``; else ``effort`` was not enough.
 
-        ``width``: how many a first, inexact walk keeps at each boundary; the better its result, the more the exact one
-        may drop.
+        A first, inexact walk keeps ``width`` partial placements at each boundary and makes ``branches`` of each, of
+        which ``each`` with the same stage; the better its result, the more the exact one may drop.
         """
-        self._walk(width, effort)
-        return self._walk(None, effort)
+        self.each = each
+        self._walk(width, branches, 1 << 30)
+        self.each, self.known = None, {}
+        return effort > 0 and self._walk(None, 1 << 30, effort)
 
-    def _gap(self) -> float:
-        """By how much a placement may be dearer than the bound and still be better than the best one known."""
-        return self.top - slack_of(self.top) - self.bound.value
+    def _ceiling(self) -> float:
+        """What a chain of runs must stay below, rents and prices included, to be better than the best placement."""
+        return self.top - slack_of(self.top) - self.bound.value + self.bound.chain.total
 
-    def _walk(self, width: int | None, effort: int) -> bool:
+    def _walk(self, width: int | None, branches: int, effort: int) -> bool:
         """Extend partial placements, boundary by boundary. False if more than ``effort`` of them were made."""
-        problem, limits, chain = self.problem, self.limits, self.bound.chain
+        problem, limits = self.problem, self.limits
         buckets: list[dict[int, list[_Label]]] = [{} for _unit in range(problem.units + 1)]
         for start in problem.starts:
             used = tuple(limit.start_use(start) for limit in limits)
             if start.units < problem.units and all(use <= limit.size for use, limit in zip(used, limits)):
-                priced = start.cost + sum(price * use for price, use in zip(self.bound.prices, used))
-                excess = priced + chain.first[start.units] - chain.total
-                buckets[start.units].setdefault(0, []).append(_Label(excess, used, 0, start, None, None))
+                spent = start.cost + sum(price * use for price, use in zip(self.bound.prices, used))
+                label = _Label(spent, spent, used, 0, start, None, None)
+                buckets[start.units].setdefault(0, []).append(label)
         made = 0
         for at in range(problem.units):
             labels = [label for same in buckets[at].values() for label in self._undominated(same)]
             buckets[at] = {}
             if width is not None and len(labels) > width:
-                labels = nsmallest(width, labels, key=lambda label: label.excess)
+                labels = nsmallest(width, labels, key=lambda label: label.whole)
             for label in labels:
                 phase = None if label.run is None else problem.stages[label.run.stage].phase
-                gap = self._gap() - label.excess
-                for excess, number, end in self._arcs(at, phase):
-                    if excess >= gap:
+                ceiling = self._ceiling() - label.spent
+                tried = 0
+                for cost, number, end in self._arcs(at, phase):
+                    if cost >= ceiling or tried >= branches:
                         break
-                    if not self.outlook.may_use(label.mask, phase or 0, number):
-                        continue
-                    made += 1
-                    self._extend(label, at, number, end, excess, buckets[end])
+                    if self.outlook.may_use(label.mask, phase or 0, number):
+                        tried += 1
+                        self._extend(label, at, number, end, cost, buckets[end])
+                made += tried
                 if made > effort:
                     return False
         return True
 
     def _arcs(self, at: int, phase: int | None) -> list[Arc]:
-        """The runs from ``at``, the least excess first."""
+        """The runs from ``at``, the cheapest chain first."""
         key = (at, phase)
         if key not in self.known:
-            gap = self._gap()
-            found = arcs(self.problem, self.fits, self.bound.chain, self.before, at, phase)
-            self.known[key] = sorted(arc for arc in found if arc.excess < gap)
+            found = arcs(self.problem, self.fits, self.bound.chain, self.family, at, phase, each=self.each)
+            if not any(stage.least for stage in self.problem.stages):  # else a rent, and what is spent, may be negative
+                ceiling = self._ceiling()
+                found = [arc for arc in found if arc.cost < ceiling]
+            self.known[key] = sorted(found)
         return self.known[key]
 
     def _extend(
-        self, label: _Label, at: int, number: int, end: int, excess: float, bucket: dict[int, list[_Label]]
+        self, label: _Label, at: int, number: int, end: int, cost: float, bucket: dict[int, list[_Label]]
     ) -> None:
         """Add ``label`` with one more run to the bucket of its end; at the last boundary, keep the better placement."""
-        problem, limits = self.problem, self.limits
-        run, mask, total = Run(number, at, end), label.mask | 1 << number, label.excess + excess
-        used = label.used
+        problem, limits, chain = self.problem, self.limits, self.bound.chain
+        mask, whole, spent, head = label.mask | 1 << number, label.spent + cost, 0.0, self.family.head[number]
+        same: list[_Label] = []
+        if end < problem.units:
+            spent = whole - chain.reach[head][end] + chain.costs[head].prefix[end]
+            same = bucket.setdefault(mask, [])
+            if same and not limits and spent >= same[0].spent:
+                return
+        run, used = Run(number, at, end), label.used
         if limits:
             used = tuple([u + limit.run_use(problem, run, label.run is None) for u, limit in zip(used, limits)])
             if any(use > limit.size for use, limit in zip(used, limits)):
                 return
         if self.outlook.hopeless(mask, end, problem.stages[number].phase, used):
             return
-        wider = _Label(total, used, mask, label.start, run, label)
+        wider = _Label(spent, whole, used, mask, label.start, run, label)
         if end == problem.units:
-            runs = wider.runs()
-            cost = label.start.cost + sum(run_cost(problem, each, k == 0) for k, each in enumerate(runs))
-            if cost < self.top - slack_of(self.top):
-                self.best, self.top = Placement(label.start, runs, cost), cost
-            return
-        same = bucket.setdefault(mask, [])
-        if limits or not same:
+            self._arrived(wider)
+        elif limits:
             same.append(wider)
-        elif total < same[0].excess:
-            same[0] = wider
+        else:
+            bucket[mask] = [wider]
+
+    def _arrived(self, label: _Label) -> None:
+        """Keep a whole placement if it is better than the best one known."""
+        runs = label.runs()
+        cost = label.start.cost + sum(run_cost(self.problem, each, k == 0) for k, each in enumerate(runs))
+        if cost < self.top - slack_of(self.top):
+            self.best, self.top = Placement(label.start, runs, cost), cost
 
     def _undominated(self, labels: list[_Label]) -> list[_Label]:
         """Drop every label that another one equals or beats in cost and in all uses that still matter."""
@@ -291,7 +308,7 @@ class Search:
             index for index, limit in enumerate(self.limits) if any(not mask >> member & 1 for member in limit.members)
         ]
         kept: list[_Label] = []
-        for label in sorted(labels, key=lambda label: (label.excess, label.used)):
+        for label in sorted(labels, key=lambda label: (label.spent, label.used)):
             if not any(all(other.used[k] <= label.used[k] for k in open_limits) for other in kept):
                 kept.append(label)
         return kept

@@ -115,8 +115,8 @@ def some_problem(dice: random.Random) -> Problem:
 @pytest.mark.parametrize(("rounds", "beam", "cases"), [(24, 4, 1500), (1, 1, 500)])
 def test_against_every_placement(monkeypatch: pytest.MonkeyPatch, rounds: int, beam: int, cases: int) -> None:
     """Every order of the stages; with a poor bound and a poor first walk too, which leaves the search more to do."""
-    monkeypatch.setattr(_optimise, "_ROUNDS_FEW", rounds)
-    monkeypatch.setattr(_optimise, "_BEAM", beam)
+    means = _optimise._THOROUGH._replace(rounds=rounds, priced_rounds=rounds, width=beam)
+    monkeypatch.setattr(_optimise, "_THOROUGH", means)
     dice = random.Random(20261129)
     possible = 0
     for number in range(cases):

@@ -591,7 +591,7 @@ def test_cache_sharing_layers_stay_together_unless_nothing_else_fits() -> None:
 def test_a_search_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tangled pools do not hang a playbook; the plan keeps every limit and says that it may not be the best."""
     monkeypatch.setattr(_plan_input, "EFFORT", 300)
-    monkeypatch.setattr(_optimise, "_ROUNDS_FEW", 1)
+    monkeypatch.setattr(_optimise, "_THOROUGH", _optimise._QUICK)
     devices = workers(6, 500 * MIB)
     for number, item in enumerate(devices):
         item.update(pool=f"p{number % 2}", pool_usable=650 * MIB, bandwidth=1e9 * (number + 1))
