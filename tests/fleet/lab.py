@@ -55,6 +55,8 @@ def hosts(seed: Path, wanted: Sequence[str] = HOSTS) -> Iterator[None]:
     assert prefix, "LLAMAFLEET_TEST_PREFIX must name a prefix with builds/ and models/ (`make fleet` sets it)"
     seed.mkdir(parents=True, exist_ok=True)
     fleet("down")
+    images = {re.sub(r".*image=([a-z]+).*|.*", r"\1", host) or "bookworm" for host in wanted}
+    fleet("build", *sorted(images), seconds=1200)  # once; most of it is fetching packages
     fleet("up", *wanted, "--bind-ro", f"{seed}:/seed")
     try:
         members = [host.partition(":")[0] for host in wanted if "role=outsider" not in host]
