@@ -302,20 +302,25 @@ def detect_amd(
         incomplete = not cards or any(card.vram is None for card in cards)
         tool_job = pool.submit(ask_tools, runner, timeout) if incomplete else None
         apu = next((card for card in cards if card.integrated and card.gtt), None)
-        dmesg = runner.which("dmesg") if apu else None
+        # A topology without any of the cards: compute does not know them. Without a topology at all it is hidden.
+        unknown = kfd and bool(cards) and not kfd_nodes(runner) and bool(runner.listdir(KFD))
+        dmesg = runner.which("dmesg") if apu or unknown else None
         log_job = pool.submit(runner.run, [dmesg], timeout) if dmesg else None
     complaints: list[str] = []
     if tool_job:
         told, complaints = tool_job.result()
         cards = completed(cards, told)
-    if not any(card.node is not None for card in cards) and not kfd_nodes(runner):
+    log = log_job.result().stdout if log_job else ""
+    if not any(card.node is not None for card in cards) and not kfd_nodes(runner) and not unknown:
         # A container may hide the topology of the /dev/kfd that it has; the tools then know the cards.
         cards = [replace(card, node=position if card.vram else None) for position, card in enumerate(cards)]
     held = own_memory(runner, own_pids, cards) if own_pids else {}
     place = Place(machine_id, memory, kernel_release(runner.read("/proc/sys/kernel/osrelease")), held)
     finding = rocm_finding(cards, place, kfd)
+    refused = re.search(r"kfd: (?:amdgpu: )?(\S+)\s+not supported in kfd", log) if unknown else None
+    if refused:
+        finding = replace(finding, note=f"{finding.note} (the kernel: {refused.group(1)} not supported in kfd)")
     if apu and apu.gtt:
-        log = log_job.result().stdout if log_job else ""
         complaints += gtt_complaints(runner.read("/proc/cmdline") or "", log, apu.gtt, memory.total)
     release = toolkit(hip_job.result().stdout) if hip_job else None
     return replace(finding, warnings=(*finding.warnings, *complaints), toolkit=release, ready=release is not None)

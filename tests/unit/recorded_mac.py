@@ -141,12 +141,12 @@ class Mac:
             self.path(within).mkdir(parents=True, exist_ok=True)
             script.append(f"mount --rbind {shlex.quote(outside)} {shlex.quote(str(self.path(within)))}")
         for name in LENT:
-            real = shutil.which(name)
-            if real is not None:
+            lent = shutil.which(name)
+            if lent is not None:
                 self.path("recorded/real").mkdir(exist_ok=True)
                 self.path(f"recorded/real/{name}").touch()
-                script.append(f"mount --bind {real} {shlex.quote(str(self.path(f'recorded/real/{name}')))}")
-                script.append(f"mount --bind /dev/null {shlex.quote(str(self.root))}{os.path.realpath(real)}")
+                script.append(f"mount --bind {lent} {shlex.quote(str(self.path(f'recorded/real/{name}')))}")
+                script.append(f"mount --bind /dev/null {shlex.quote(str(self.root))}{os.path.realpath(lent)}")
         words = " ".join(f"{key}={value}" for key, value in inside.items())
         script.append(f'exec chroot {shlex.quote(str(self.root))} /usr/bin/env -i HOME=/root {words} /bin/sh "$@"')
         # Who asks for the same shell from inside gets the plain one.

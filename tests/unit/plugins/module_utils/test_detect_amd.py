@@ -106,6 +106,15 @@ def test_no_kfd_means_no_rocm_but_the_card_is_seen() -> None:
     assert finding.seen[0].kind == "unified"
 
 
+def test_a_card_that_compute_does_not_know_is_left_to_vulkan() -> None:
+    """B4-05: /dev/kfd opens, and reading it says "Invalid argument"; what it means stands in the kernel's log."""
+    finding = find("amd_pitcairn_not_in_kfd", dmesg=text("hip/dmesg_not_supported_in_kfd.txt"))
+    assert finding.devices == () and finding.seen[0].total == 2 * GIB
+    assert "ROCm does not know it; the vulkan backend may" in finding.note
+    assert "PITCAIRN not supported in kfd" in finding.note
+    assert "does not know it" in find("amd_pitcairn_not_in_kfd").note, "also where the log may not be read"
+
+
 def test_a_misspelt_kernel_parameter_is_named_with_the_right_one() -> None:
     """B3-11: 62.2 GiB there, 120 GiB asked for."""
     finding = find("amd_strix_halo_misspelt_gtt", dmesg=text("hip/dmesg_gtt_size_ignored.txt"))

@@ -45,16 +45,10 @@ def test_nothing_left_is_nothing_said(tmp_path: Path) -> None:
 
 def studio() -> FakeRunner:
     """A Mac where a worker was not ended, its job not unloaded, and the file of another left."""
-    missing = Result(113, "", "Could not find service")
-    runner = mac(
-        "sysctl_m4_max_128g",
-        **{
-            "launchctl print system": text("macos/launchctl_print_system"),
-            "launchctl print system/llamafleet.llama-rpc-default-gpu": text("macos/launchctl_print_job"),
-            "launchctl print": missing,
-            "lsof": text("sockets/lsof-macos.txt"),
-        },
-    )
+    runner = mac("sysctl_m4_max_128g", lsof=text("sockets/lsof-macos.txt"))
+    for target, recording in (("", "system"), ("/llamafleet.llama-rpc-default-gpu", "job")):
+        runner.commands[f"launchctl print system{target}"] = Result(0, text(f"macos/launchctl_print_{recording}"), "")
+    runner.commands["launchctl print"] = Result(113, "", "Could not find service")
     job = f"{DAEMONS}/llamafleet.llama-rpc-default-old.plist"
     runner.files = {MARK: "", job: "<string>/opt/llamafleet/builds/x/bin/ggml-rpc-server</string>"}
     return runner
