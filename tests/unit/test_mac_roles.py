@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.llamafleet.rpc.tests.unit import netns
+from ansible_collections.llamafleet.rpc.tests.unit.recorded import text as recorded_text
 from ansible_collections.llamafleet.rpc.tests.unit.recorded_mac import ADDRESS, Mac
 
 pytestmark = [pytest.mark.real, pytest.mark.privileged]
@@ -236,6 +237,43 @@ def test_a_mesh_of_ours_between_a_mac_and_linux(mac: Mac, head: netns.Host) -> N
     assert jobs(mac) == {} and mac.state()["rules"] == [] and mac.unrecorded() == ""
     assert list(mac.path("/etc/wireguard").iterdir()) == []
     assert head.run("ping", "-c1", "-W1", address, check=False).returncode != 0
+
+
+def test_a_worker_on_metal_is_held_against_what_llama_cpp_lists(mac: Mac, llama_bin: Path) -> None:
+    """The programs say MTL0 and are a CPU's; the figures are those of an M4 Max of 128 GB."""
+    place = mac.path("/opt/stub")
+    place.mkdir(parents=True)
+    (place / "ggml-rpc-server").write_text(
+        f'#!/bin/sh\n[ "$6" = MTL0 ] || exit 1\nexec {llama_bin}/ggml-rpc-server "$1" "$2" "$3" "$4" -d CPU -t 1\n'
+    )
+    listing = mac.path("/recorded/list")
+    listing.write_text(recorded_text("llama_server/list_devices_metal_m4_max_128g.txt"))
+    (place / "llama-server").write_text('#!/bin/sh\n[ "$1" = --list-devices ] && exec cat /recorded/list\n')
+    for program in place.iterdir():
+        program.chmod(0o755)
+    mac.variables = {
+        "llama_worker_instances": [{"name": "gpu", "port": 18713}],
+        "llama_fleet_user": "root",
+        "build": {"bin_dir": "/opt/stub", **BUILD},
+    }
+    tasks: list[dict[str, Any]] = [
+        {"name": "Look", "llamafleet.rpc.host_facts": {}},
+        role("fleet", "prepare"),
+        role("mesh"),
+        {"name": "Build", "ansible.builtin.set_fact": {"llamafleet_build": "{{ build }}", "cacheable": True}},
+        role("worker"),
+    ]
+    mac.play(tasks)
+    assert mac.unrecorded() == ""
+    (device,) = json.loads(mac.path("/var/lib/llamafleet/default/studio/worker.json").read_text())["instances"][0][
+        "devices"
+    ]
+    assert (device["device"], device["backend"]) == ("MTL0", "metal")
+    assert "llama-server reports 110100 MiB, detected were 98304 MiB" in " ".join(mac.output.split())
+    assert 0 < device["reported"] <= 110100 << 20 and device["budget"] <= device["usable"] <= device["reported"]
+    listing.write_text("Available devices:\n  (none)\n")
+    mac.play(tasks, ok=False)
+    assert "llama-server does not list it with memory" in " ".join(mac.output.split())
 
 
 # A program that macOS kills until it is signed.
