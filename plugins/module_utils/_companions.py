@@ -17,7 +17,7 @@ both get a device, their bytes are taken off it before the split is planned, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory, _plan
@@ -130,8 +130,8 @@ def plan_with(model: object, devices: object, **options: object) -> dict[str, An
 
 def request_of(model: object, devices: object, options: Mapping[str, object]) -> Request:
     """The question that plan_split would answer, checked. Whether it fits does not depend on the objective."""
-    others = ("objective", "margin", "cache_ram")
-    context = {name: value for name, value in options.items() if name not in others}
+    known = {field.name for field in fields(_memory.ContextParams)}
+    context = {name: value for name, value in options.items() if name in known}
     return make_request(model, devices, context, "latency", options.get("margin"), options.get("cache_ram"))
 
 

@@ -46,7 +46,7 @@ def plan_changes(
     settings = {"n_ctx": [kept.get("n_ctx"), plan["n_ctx"]]}
     params = kept.get("params") or {}
     settings.update({name: [params.get(name), value] for name, value in plan["params"].items()})
-    moves = _moves(before, after, known)
+    moves = _moves(before, after, known, plan) + _output_matrix(kept, plan, before, after)
     return {
         "moves": moves,
         "bytes": sum(move["bytes"] for move in moves),
@@ -69,8 +69,24 @@ def _homes(plan: Mapping[str, Any], model: Model) -> list[_Home]:
     return [home for _unit, home in sorted(homes, key=lambda pair: pair[0])]
 
 
-def _moves(before: Sequence[_Home], after: Sequence[_Home], model: Model) -> list[dict[str, Any]]:
-    sizes = [*(layer.weights for layer in model.layers), model.output_bytes]
+def _output_matrix(
+    kept: Mapping[str, Any], plan: Mapping[str, Any], before: Sequence[_Home], after: Sequence[_Home]
+) -> list[dict[str, Any]]:
+    """The output matrix, where it goes to the primary's CPU or comes back to the device that keeps the output layer."""
+    old, new = kept.get("output_on_primary"), plan.get("output_on_primary")
+    if bool(old) == bool(new) or (not new and before[-1] != after[-1]):  # in the latter case it moves with its layer
+        return []
+    cpu, device = "the primary's CPU", " ".join((before if new else after)[-1][:2])
+    source, target = (device, cpu) if new else (cpu, device)
+    size = (new or old)["weights"]
+    return [{"first": None, "last": None, "output": True, "source": source, "target": target, "bytes": size}]
+
+
+def _moves(
+    before: Sequence[_Home], after: Sequence[_Home], model: Model, plan: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    beside = plan.get("output_on_primary")
+    sizes = [*(layer.weights for layer in model.layers), model.output_bytes - (beside["weights"] if beside else 0)]
     changed = [(unit, source, target) for unit, (source, target) in enumerate(zip(before, after)) if source != target]
     moves = []
     # Neighbours that go the same way: their number minus their rank is the same.

@@ -196,7 +196,7 @@ def test_what_is_done_once_is_one_for_all_hosts() -> None:
 
 def test_facts_are_not_taken_from_variables_of_their_own() -> None:
     """Cases B6-02 and B6-11: with inject_facts_as_vars=false, and no header that another run would write otherwise."""
-    magic = {"facts", "check_mode", "play_hosts_all", "become"}
+    magic = {"facts", "check_mode", "diff_mode", "play_hosts_all", "become"}
     found = {
         f"{path.relative_to(ROOT)}: ansible_{name}"
         for path in [*(ROOT / "playbooks").rglob("*.yml"), *(ROOT / "roles").rglob("*")]

@@ -73,6 +73,22 @@ def test_runs_are_kept_apart_by_where_they_go() -> None:
     assert second["output"] and second["last"] == 9
 
 
+def test_the_output_matrix_that_goes_to_the_primary_is_a_move_of_its_own() -> None:
+    devices = [HEAD, *workers(2, 4096 * MIB, min_units=1)]
+    plan = {**plan_with(MODEL, devices, **OPTIONS), "output_on_primary": None}
+    there = {**plan, "output_on_primary": {"weights": 9 * MIB, "ms": 0.1, "override": "^output.weight=CPU"}}
+    holder = next(entry["host"] for entry in plan["devices"] if entry["output"])
+    lines = {
+        name: change_lines(plan_changes(MODEL, devices, kept, new, **OPTIONS))[0]
+        for name, kept, new in (("away", plan, there), ("back", there, plan), ("stays", there, there))
+    }
+    assert lines == {
+        "away": f"the output would move from {holder} CUDA0 to the primary's CPU: 9.0 MiB",
+        "back": f"the output would move from the primary's CPU to {holder} CUDA0: 9.0 MiB",
+        "stays": "no layer would move: the split is the one that the primary was started with",
+    }
+
+
 def test_a_plan_of_another_model_is_not_compared() -> None:
     devices = [HEAD, *workers(1, 4096 * MIB)]
     kept = plan_with(model([layer(MIB) for _number in range(3)]), devices, **OPTIONS)
