@@ -78,7 +78,7 @@ def _output_matrix(
         return []
     cpu, device = "the primary's CPU", " ".join((before if new else after)[-1][:2])
     source, target = (device, cpu) if new else (cpu, device)
-    size = (new or old)["weights"]
+    size = (new or old or {}).get("weights", 0)
     return [{"first": None, "last": None, "output": True, "source": source, "target": target, "bytes": size}]
 
 
