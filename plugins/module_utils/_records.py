@@ -109,8 +109,9 @@ def fleet_devices(records: object, cluster: str = DEFAULT_CLUSTER) -> list[dict[
     Each: ``{host, endpoint, index, n_endpoint_devices, device, pool, usable, pool_usable, bandwidth, rtt_ms,
     overhead_ms, priority, min_units, max_units}``, sizes in bytes; ``usable`` is the record's budget (its usable
     where there is none, and never more than that), ``pool_usable`` the largest ``usable`` within the pool.
-    ``link_mbps`` is handed on where a record has it. Order: primary's CPU, RPC devices (as listed, then instance, then
-    index), primary's GPUs.
+    ``link_mbps`` is handed on where a record has it. Speeds that a record leaves open are those that the primary of the
+    cluster has measured with the same build (calibrate), if it has. Order: primary's CPU, RPC devices (as listed, then
+    instance, then index), primary's GPUs.
     """
     if not isinstance(cluster, str) or not cluster:
         raise RecordError(f"cluster is {cluster!r}; it must be the name of a cluster, for example {DEFAULT_CLUSTER}")
@@ -140,6 +141,7 @@ def fleet_devices(records: object, cluster: str = DEFAULT_CLUSTER) -> list[dict[
         raise RecordError(f"host {first[0]['host']}: the primary's record has more than one CPU ({names}); keep one")
     ordered = first + remote + last
     _add_pools(ordered)
+    _add_measured(ordered, _measured(records))
     return ordered
 
 
@@ -171,6 +173,34 @@ def _instances(records: object, cluster: str) -> Iterable[tuple[str, Mapping[str
                 raise RecordError(f"host {host}: an instance is {_short(instance)}; it must be a mapping")
             if instance.get("cluster", record.get("cluster", DEFAULT_CLUSTER)) == cluster:
                 yield str(host), instance
+
+
+def _measured(records: object) -> Iterable[Mapping[str, Any]]:
+    """What primaries have measured of the devices of their clusters with the build that they run."""
+    listed = records.values() if isinstance(records, Mapping) else records
+    for record in listed if isinstance(listed, Iterable) else ():
+        measured = record.get("measured") if isinstance(record, Mapping) else None
+        if isinstance(measured, Mapping) and measured.get("build") == record.get("build"):
+            yield from (one for one in measured.get("devices") or [] if isinstance(one, Mapping))
+
+
+def _add_measured(devices: Sequence[dict[str, Any]], measured: Iterable[Mapping[str, Any]]) -> None:
+    """Fill in what was measured where a record says nothing. A link carries at most what was measured of it."""
+    known = {tuple(one.get(key) for key in _MEASURED_OF): one for one in measured}
+    for device in devices:
+        found = known.get(tuple(device[key] for key in _MEASURED_OF))
+        if found is None:
+            continue
+        where = f"host {device['host']}, device {device['device']}: measured"
+        for key in ("bandwidth", "overhead_ms", "rtt_ms"):
+            if device[key] is None:
+                device[key] = check_number(found.get(key), f"{where} {key}", positive=key == "bandwidth")
+        link = check_number(found.get("link_mbps"), f"{where} link_mbps", positive=True)
+        if link is not None:
+            device["link_mbps"] = min(link, device.get("link_mbps") or link)
+
+
+_MEASURED_OF = ("host", "endpoint", "index", "device")
 
 
 def _check_role(roles: dict[str, str], primaries: dict[str, str], host: str, role: str, cluster: str) -> None:

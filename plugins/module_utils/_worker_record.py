@@ -57,7 +57,9 @@ class Inputs:
 
     `facts`: ansible_facts.llamafleet. `probes`: results of rpc_info, found by their endpoint. `identities`: started_at
     of _sockets.describe_process, in the order of `instances`. `previous`: the record kept so far, if any. `listed`:
-    output of llama-server --list-devices, of the host or by instance name. `warnings` is filled by build_record.
+    output of llama-server --list-devices, of the host or by instance name. `measured`: what a primary found out of its
+    cluster by calibration, `{build, at, devices}`; without it that of `previous` stays, while the build does.
+    `warnings` is filled by build_record.
     """
 
     host: str
@@ -73,6 +75,7 @@ class Inputs:
     remeasure: bool = False
     collected_at: str | None = None
     listed: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None
+    measured: Mapping[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)
 
 
@@ -108,7 +111,7 @@ def build_record(inputs: Inputs) -> dict[str, Any]:
                 raise WorkerRecordError(f"{inputs.host}: {other['name']} and {instance['name']} are both {where}")
         instances.append(instance)
     mesh = inputs.mesh
-    return {
+    record = {
         "schema": RECORD_SCHEMA,
         "host": inputs.host,
         "machine_id": facts.get("machine_id"),
@@ -120,6 +123,15 @@ def build_record(inputs: Inputs) -> dict[str, Any]:
         "mesh": {"address": mesh.get("address"), "public_key": mesh.get("public_key")},
         "instances": instances,
     }
+    measured = inputs.measured or (previous or {}).get("measured")
+    if measured and measured.get("build") == record["build"]:
+        record["measured"] = dict(measured)
+    elif measured:
+        inputs.warnings.append(
+            f"{inputs.host}: the speeds of the cluster were measured with {measured.get('build')}, and this is "
+            f"{record['build']}: run playbooks/calibrate.yml again; until then defaults are used"
+        )
+    return record
 
 
 def usable_previous(record: object) -> bool:

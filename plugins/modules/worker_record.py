@@ -91,6 +91,11 @@ options:
     description: Record the own devices of a primary. They have no endpoint.
     type: bool
     default: false
+  measured:
+    description:
+      - What was measured of the devices of the cluster, as C({build, at, devices}) with the list that
+        M(llamafleet.rpc.calibrate) returns. For the record of a primary, which keeps it as long as the build stays.
+    type: dict
   remeasure:
     description: Agree all memory and round-trip times anew.
     type: bool
@@ -208,6 +213,7 @@ def main() -> None:
             "probes": {"type": "list", "elements": "dict", "default": []},
             "pids": {"type": "list", "elements": "raw", "default": []},
             "listed_devices": {"type": "raw"},
+            "measured": {"type": "dict"},
             "primary": {"type": "bool", "default": False},
             "remeasure": {"type": "bool", "default": False},
         },
@@ -247,6 +253,7 @@ def main() -> None:
         primary=params["primary"],
         remeasure=params["remeasure"],
         listed=params["listed_devices"],
+        measured=params["measured"],
     )
     try:
         record = build_record(inputs)
