@@ -306,7 +306,7 @@ GROUPS: Mapping[str, Sequence[Callable[[], Outcome]]] = {
     "bench": (fleet_bench,),
 }
 #: In tests/fleet, and how they take turns: short ones first.
-FLEET_BENCHES = ("mesh_bench", "noop_bench")
+FLEET_BENCHES = ("mesh_bench", "split_bench", "noop_bench")
 #: Run by `make bench` only.
 ON_REQUEST = ("bench",)
 
