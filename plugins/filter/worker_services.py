@@ -31,6 +31,9 @@ options:
   build:
     description: The installed build, of which C(bin_dir) and C(worker_binary) are used.
     type: dict
+  builds:
+    description: Builds beside O(build), by the backend whose instances run them.
+    type: dict
   cluster:
     description: Cluster that instances serve which name none of their own.
     type: str
@@ -84,9 +87,10 @@ def worker_services(
     facts: Mapping[str, Any] | None = None,
     build: Mapping[str, Any] | None = None,
     user: str = "",
+    builds: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     try:
-        return worker_instances(instances, host, facts, build, cluster, address, directory, user)
+        return worker_instances(instances, host, facts, build, cluster, address, directory, user, builds)
     except FleetError as error:
         raise AnsibleFilterError(f"llamafleet.rpc.worker_services: {error}") from error
 

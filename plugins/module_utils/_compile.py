@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _builds, _fetch, _macos
 from ansible_collections.llamafleet.rpc.plugins.module_utils._builds import BuildError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_json, write_json
+from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_json, write_atomic, write_json
 from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import Job, account_for, idle, is_running
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
+from ansible_collections.llamafleet.rpc.plugins.module_utils._toolchains import how_to_get
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 # and the Python environment 150 MB. A GPU backend's objects and programs: an estimate on the safe side.
 _NEED = 600 << 20
 _NEED_MORE = {"GGML_CUDA": 4 << 30, "GGML_HIP": 4 << 30, "GGML_SYCL": 4 << 30, "GGML_VULKAN": 1 << 30}
+
+#: A file in the directory of a build that is used without being the current one.
+_BESIDE = "beside"
 
 _COMPILERS = {
     "CMAKE_C_COMPILER": ("cc", "gcc", "clang"),
@@ -85,10 +89,10 @@ def find_compilers(runner: Runner, switches: Sequence[str]) -> dict[str, tuple[s
 
 
 def compilers_or_lack(
-    runner: Runner, switches: Sequence[str], lacks: Sequence[str], hint: str
+    runner: Runner, switches: Sequence[str], lacks: Sequence[str], packages: Mapping[str, Any]
 ) -> tuple[dict[str, tuple[str, str]], BuildError | None]:
     """find_compilers, and why a build that has to be made cannot be: what is not found, or ``lacks`` of the host; None
-    when it can. ``hint`` ends the message.
+    when it can. What of ``packages`` (Packages.to_dict) brings it ends the message.
     """
     compilers: dict[str, tuple[str, str]] = {}
     problem = "; ".join(lacks)
@@ -96,7 +100,7 @@ def compilers_or_lack(
         compilers = find_compilers(runner, switches)
     except BuildError as error:
         problem = str(error)
-    return compilers, BuildError(problem + hint) if problem else None
+    return compilers, BuildError(problem + how_to_get(packages)) if problem else None
 
 
 def _version_line(text: str) -> str:
@@ -154,8 +158,26 @@ def current_name(prefix: str, link: str = "current") -> str | None:
         return None
 
 
+def in_use(prefix: str, name: str, beside: bool) -> str | None:
+    """The build in use now: what ``current`` points to, or with ``beside`` the build itself if it is beside that."""
+    if not beside:
+        return current_name(prefix)
+    return name if os.path.exists(os.path.join(prefix, "builds", name, _BESIDE)) else None
+
+
+def take_into_use(prefix: str, name: str, beside: bool) -> None:
+    """Make it the current build, or with ``beside`` one that stays as long as the current one has its tag."""
+    if not beside:
+        activate(prefix, name)
+    elif in_use(prefix, name, beside) is None:
+        write_atomic(os.path.join(prefix, "builds", name, _BESIDE), "")
+
+
 def activate(prefix: str, name: str) -> None:
-    """Let ``current`` point to a build, ``previous`` to the one it replaces, and remove all others."""
+    """Let ``current`` point to a build, ``previous`` to the one it replaces, and remove all others.
+
+    Those that are beside one of them, of the same tag, stay: instances of another backend run them.
+    """
     before = current_name(prefix)
     if before == name:
         return
@@ -164,7 +186,10 @@ def activate(prefix: str, name: str) -> None:
     _link(prefix, "current", name)
     builds = os.path.join(prefix, "builds")
     keep = {current_name(prefix), current_name(prefix, "previous")}
+    tags = {(kept or "").partition("-")[0] for kept in keep}
     for entry in _entries(builds):
+        if entry.partition("-")[0] in tags and os.path.exists(os.path.join(builds, entry, _BESIDE)):
+            continue
         key = entry[len(".tmp-") :] if entry.startswith(".tmp-") else entry
         if entry not in keep and not is_running(os.path.join(prefix, "jobs", f"build-{key}")):
             shutil.rmtree(os.path.join(builds, entry), ignore_errors=True)
@@ -208,14 +233,14 @@ def make_build(job: Job, args: Mapping[str, Any], _secrets: Mapping[str, str]) -
     """Work function of the module build; gives ``{name, before, made}``.
 
     ``args``: ``system, prefix, build, name, manifest_id, source (source_of()), switches, class_id, targets, inputs,
-    compilers ({switch: [path, version]}), jobs, user``.
+    compilers ({switch: [path, version]}), jobs, user, beside``.
     """
-    prefix, name = args["prefix"], args["name"]
-    before = current_name(prefix)
+    prefix, name, beside = args["prefix"], args["name"], bool(args.get("beside"))
+    before = in_use(prefix, name, beside)
     job.account = account_for(args["user"])
     found = find_installed(prefix, args["inputs"])
     if found is not None:
-        activate(prefix, found[0])  # another host on this machine was faster
+        take_into_use(prefix, found[0], beside)  # another host on this machine was faster
         return {"name": found[0], "before": before, "made": False}
     _fetch.check_space(prefix, space_needed(args["switches"]), f"building llama.cpp {args['build']}")
     work = job.own_directory(os.path.join(job.directory, "work"))
@@ -236,7 +261,7 @@ def make_build(job: Job, args: Mapping[str, Any], _secrets: Mapping[str, str]) -
     final = os.path.join(prefix, "builds", name)
     shutil.rmtree(final, ignore_errors=True)  # a damaged one
     os.rename(staged, final)
-    activate(prefix, name)
+    take_into_use(prefix, name, beside)
     _sweep(job.directory)
     jobs = os.path.dirname(job.directory)
     for entry in _entries(jobs):

@@ -172,15 +172,18 @@ def worker_service(
     address: str,
     user: str,
     directory: str,
+    builds: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Options of the managed_service module for one instance.
 
-    ``facts`` are those of host_facts, ``build`` that of the llama_build role (bin_dir, worker_binary), ``directory``
+    ``facts`` are those of host_facts, ``build`` that of the llama_build role (bin_dir, worker_binary), ``builds`` those
+    beside it by backend (a box with cards of two makers has an instance and a build for each), ``directory``
     the state directory of the host: the service may write to its ``run`` below it, its log lies beside that, out of
     its reach.
     """
     devices = instance_devices(instance, facts)
     backend = str(instance.get("backend") or _backend_of(devices, instance, facts))
+    build = (builds or {}).get(backend, build)
     run = directory + "/run"
     port = int(instance["port"])
     # The versioned directory and not the link to the current one: a new build then is a new definition, and a restart.
@@ -231,6 +234,7 @@ def worker_instances(
     address: str,
     directory: str,
     user: str = "",
+    builds: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Each checked instance of ``host`` with its cluster, endpoint, devices, backend and ``service`` (worker_service).
 
@@ -251,7 +255,7 @@ def worker_instances(
                 **known,
                 "devices": devices,
                 "backend": str(instance.get("backend") or _backend_of(devices, instance, facts)),
-                "service": worker_service(instance, facts, build, serves, listen, user, directory),
+                "service": worker_service(instance, facts, build, serves, listen, user, directory, builds),
             }
         )
     return found

@@ -107,6 +107,12 @@ options:
     type: list
     elements: str
     default: [ggml-rpc-server, llama-server, llama-bench, llama-fit-params]
+  beside:
+    description:
+      - Have this build beside the current one, for instances of another backend of the same host. No link points to it.
+        It stays as long as the current build, or the one before it, has its tag.
+    type: bool
+    default: false
   jobs:
     description: Compilers that run at a time. V(0) for as many as there are processors.
     type: int
@@ -156,8 +162,12 @@ progress:
   returned: always
   type: dict
   sample: {run: 3f2a91c04b1d, state: running, phase: compile, percent: 41, message: step 91/221, seconds: 95}
+described:
+  description: What was built, as in RV(ansible_facts.llamafleet_build).
+  returned: when done
+  type: dict
 ansible_facts:
-  description: What was built.
+  description: What was built. Empty with O(beside=true).
   returned: when done
   type: dict
   contains:
@@ -190,7 +200,6 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import Flee
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fetch import check_space
 from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import account_for, advance, progress_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
-from ansible_collections.llamafleet.rpc.plugins.module_utils._toolchains import how_to_get
 
 
 def main() -> None:
@@ -214,6 +223,7 @@ def main() -> None:
                 "elements": "str",
                 "default": ["ggml-rpc-server", "llama-server", "llama-bench", "llama-fit-params"],
             },
+            "beside": {"type": "bool", "default": False},
             "jobs": {"type": "int", "default": 0},
             "user": {"type": "str", "default": ""},
             "poll": {"type": "int", "default": 0},
@@ -242,8 +252,7 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
         _builds.isa_switches(options["isa"], system),
         options["cmake_flags"],
     )
-    hint = how_to_get(options["packages"])
-    compilers, missing = _compile.compilers_or_lack(SystemRunner(), switches, options["lacks"], hint)
+    compilers, missing = _compile.compilers_or_lack(SystemRunner(), switches, options["lacks"], options["packages"])
     inputs = _builds.manifest_inputs(
         item.tag,
         options["source"],
@@ -255,17 +264,17 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
         {name: version for name, (_path, version) in compilers.items()},
     )
     found = _compile.find_installed(prefix, inputs)
-    before = _compile.current_name(prefix)
-    if found is not None and found[0] == before and options["follow"] is None:
-        return _result(prefix, found[1], before, before)
     name = found[0] if found else f"{item.tag}-{_builds.manifest_id(inputs)}"
+    before, beside = _compile.in_use(prefix, name, options["beside"]), options["beside"]
+    if found is not None and name == before and options["follow"] is None:
+        return _result(prefix, found[1], before, before, beside)
     if module.check_mode:
         if missing is not None and found is None:
             module.warn(f"the build would fail: {missing}")
-        return _result(prefix, found[1] if found else _planned(inputs), before, name)
+        return _result(prefix, found[1] if found else _planned(inputs), before, name, beside)
     if found is not None and options["follow"] is None:
-        _compile.activate(prefix, name)
-        return _result(prefix, found[1], before, name)
+        _compile.take_into_use(prefix, name, beside)
+        return _result(prefix, found[1], before, name, beside)
     if missing is not None:
         raise missing
     if options["follow"] is None:
@@ -286,6 +295,7 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
             "compilers": compilers,
             "jobs": options["jobs"],
             "user": options["user"],
+            "beside": beside,
         },
         follow=options["follow"],
         poll=options["poll"] or None,
@@ -296,7 +306,7 @@ def build(module: AnsibleModule, options: dict[str, Any]) -> dict[str, Any]:
     if manifest is None:
         raise _builds.BuildError(f"the finished build {name} vanished from {prefix}/builds; run again")
     outcome = status["result"]
-    result = _result(prefix, manifest, outcome["before"], outcome["name"])
+    result = _result(prefix, manifest, outcome["before"], outcome["name"], beside)
     return dict(result, changed=outcome["made"] or result["changed"], progress=progress_of(status))
 
 
@@ -306,13 +316,17 @@ def _planned(inputs: dict[str, Any]) -> dict[str, Any]:
     return dict(inputs, commit=inputs["source"]["commit"], manifest_id=_builds.manifest_id(inputs), files=files)
 
 
-def _result(prefix: str, manifest: dict[str, Any], before: str | None, after: str | None) -> dict[str, Any]:
-    link = os.path.join(prefix, "current")
+def _result(
+    prefix: str, manifest: dict[str, Any], before: str | None, after: str | None, beside: bool
+) -> dict[str, Any]:
+    link = os.path.join(prefix, "builds" if beside else "current")
+    described = _compile.describe(prefix, manifest)
     return {
         "changed": before != after,
         "done": True,
         "progress": {},
-        "ansible_facts": {"llamafleet_build": _compile.describe(prefix, manifest)},
+        "described": described,
+        "ansible_facts": {} if beside else {"llamafleet_build": described},
         "diff": {
             "before_header": link,
             "after_header": link,

@@ -116,6 +116,23 @@ def test_two_hosts_on_one_machine_see_progress_of_one_build(play: list[str], tmp
     assert "llama.cpp b11434:" not in second
 
 
+def test_cards_of_two_makers_get_two_builds(play: list[str], tmp_path: Path) -> None:
+    """The backend of the host and the one that an instance names, by the role; the second run changes nothing."""
+    other = {"backend": "vulkan", "devices": ["Vulkan0"], "class_id": "other", "cmake_flags": ["-DSTUB=1"]}
+    cpu = {**FACTS["candidates"][0], "devices": ["CPU"]}
+    plays = json.loads((tmp_path / "play.json").read_text())
+    plays[0]["tasks"][0]["ansible.builtin.set_fact"]["llamafleet"] = {**FACTS, "candidates": [other, cpu]}
+    plays[0]["vars"]["llama_worker_instances"] = [{"name": "card", "backend": "vulkan"}, {"name": "cpu"}]
+    plays[0]["tasks"].append({"name": "Say", "ansible.builtin.debug": {"var": "ansible_facts.llamafleet_builds"}})
+    (tmp_path / "play.json").write_text(json.dumps(plays))
+    first = run([*play, "--limit", "one"], tmp_path)
+    assert "changed=1" in first and "vulkan" in first
+    builds = {path.name for path in (tmp_path / "p" / "builds").iterdir()}
+    assert len(builds) == 2
+    assert os.readlink(tmp_path / "p" / "current").partition("/")[2] in builds
+    assert "changed=0" in run([*play, "--limit", "one"], tmp_path)
+
+
 class Flaky(LongWork):
     """Long work over a connection that breaks as told: an answer, or None for no connection."""
 

@@ -41,7 +41,7 @@ def test_devices_are_always_named_and_there_is_no_m() -> None:
 
 @pytest.mark.real
 def test_a_worker_whose_device_is_not_there_yet_ends(llama_bin: Path) -> None:
-    """Case B4-01: a boot that is faster than the driver. It ends, so that Restart= applies, and does not serve a CPU."""
+    """Case B4-01: a boot faster than the driver. It ends, so that Restart= applies, and does not serve a CPU."""
     argv = [llama_bin / "ggml-rpc-server", "-H", "127.0.0.1", "-p", "1", "-d", "CUDA0"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 1 and "unknown device: CUDA0" in done.stderr
@@ -120,6 +120,21 @@ def test_a_cpu_worker_ends_before_its_host_is_out_of_memory(
     facts: dict[str, Any] = dict(FACTS, memory={**memory, "available": 1, "usable": 1})
     (one,) = instances([{"name": "c", "port": 5, "devices": ["CPU"], **entry}], facts=facts)
     assert one["service"]["memory_max"] == (mib if mib is None else mib << 20)
+
+
+def test_cards_of_two_makers_run_two_builds() -> None:
+    """CUDA and AMD in one box: an instance and a build for each, and the processor runs the host's own."""
+    both = {**FACTS, "devices": [*FACTS["devices"], {"name": "ROCm0", "backend": "rocm"}]}
+    rocm = {"bin_dir": "/opt/llamafleet/builds/b11434-y/bin", "worker_binary": "ggml-rpc-server"}
+    entries: list[dict[str, Any]] = [
+        {"name": "nvidia", "port": 5},
+        {"name": "amd", "port": 6, "backend": "rocm"},
+        {"name": "cpu", "port": 7, "devices": ["CPU"]},
+    ]
+    found = instances(entries, facts=both, builds={"cuda": BUILD, "rocm": rocm})
+    programs = [one["service"]["argv"][0] for one in found]
+    assert programs == [PROGRAM, PROGRAM.replace("b11434-x", "b11434-y"), PROGRAM]
+    assert [one["service"]["argv"][-1] for one in found][:2] == ["CUDA0,CUDA1", "ROCm0"]
 
 
 MIG = [

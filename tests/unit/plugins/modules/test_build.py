@@ -162,6 +162,26 @@ def test_another_tag_is_another_build_and_the_last_one_is_kept(run: Call, home: 
     assert not (home / "p/jobs").exists()
 
 
+def test_a_build_beside_the_current_one_stays_as_long_as_its_tag(run: Call, home: Path) -> None:
+    """Cards of two makers: a second build of another backend, to which no link points."""
+    main, other = run(), run(beside=True, cmake_flags=["-DGGML_AVX2=OFF"], lacks=[])
+    assert other["changed"] is True and "llamafleet_build" not in other["ansible_facts"]
+    assert Path(other["described"]["bin_dir"], "ggml-rpc-server").exists()
+    current = os.readlink(home / "p/current")
+    assert current.endswith(main["described"]["manifest_id"])
+    # Both stand, and neither run changes what the other made.
+    assert run()["changed"] is False
+    assert run(beside=True, cmake_flags=["-DGGML_AVX2=OFF"])["changed"] is False
+    assert not (home / "p/previous").exists() and os.readlink(home / "p/current") == current
+    # Another build of the tag leaves it; two tags later it goes.
+    run(cmake_flags=["-DGGML_FMA=OFF"])
+    assert Path(other["described"]["bin_dir"]).exists()
+    run(build="b11400")
+    assert Path(other["described"]["bin_dir"]).exists(), "the build before may be gone back to"
+    run(build="b11380")
+    assert not Path(other["described"]["bin_dir"]).exists()
+
+
 def test_a_damaged_build_is_told_and_made_again(run: Call, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = Path(run()["ansible_facts"]["llamafleet_build"]["bin_dir"]) / "ggml-rpc-server"
     data = program.read_bytes()
