@@ -16,8 +16,10 @@ description:
     memory, and all devices of a pool together must fit the pool.
   - A device takes the bytes that it reads for a token, divided by its bandwidth. A device behind RPC takes its round
     trip and its overhead on top.
-  - Layers keep their order, and so do devices. The first layers may stay on the CPU of the primary, the output layer is
-    on the last device. Devices that get nothing are left out.
+  - Layers keep their order. The first of them may stay on the CPU of the primary, its GPUs come last, and remote
+    devices stand in the best order there is. The output layer is on the last device; its matrix stays on the CPU of the
+    primary where that pays. Devices that get nothing are left out.
+  - The formulae, their units and sources are in C(docs/cost-model.md) of the collection.
   - A device with a larger number as priority is used only if the devices with smaller numbers cannot hold the model.
 positional: _input, devices
 options:
@@ -85,6 +87,12 @@ options:
       - Bytes that llama-server may use to keep prompts in the memory of the primary.
       - By default the largest of 8192, 4096, 2048, 1024, 512, 256 and 0 MiB that fits beside the plan.
     type: int
+  alternatives:
+    description:
+      - Whether to say as well what each device costs or saves, which other choice of devices is the best, and what
+        would be left after the loss of each worker. It takes as many plans as there are devices and workers.
+    type: bool
+    default: false
 seealso:
   - plugin: llamafleet.rpc.fleet_devices
     plugin_type: filter
@@ -151,9 +159,38 @@ _value:
       type: dict
     predicted:
       description:
-        - Speed by the cost model, with C(ms_per_token), C(tokens_per_s), C(lower_bound_ms), C(wire_bytes_per_token) and
-          C(round_trips).
+        - Speed by the cost model, with C(ms_per_token), C(tokens_per_s), C(lower_bound_ms), below which no plan of
+          these devices is, C(gap) as in C(certificate), C(hardware_ms), which is this plan without any overhead,
+          C(wire_bytes_per_token) and C(round_trips).
       type: dict
+    output_on_primary:
+      description:
+        - Null, or that the output matrix stays on the CPU of the primary, with C(override) for C(-ot), C(weights),
+          C(ms) and C(wire_bytes_saved).
+      type: dict
+    certificate:
+      description:
+        - How good the plan is, with C(quantity) that the objective counts, its C(value), the C(lower_bound) that no
+          plan of these devices goes below, their C(gap) as a share of the value, and whether it is C(proved) that there
+          is none. Null if nothing fits.
+      type: dict
+    devices_compared:
+      description:
+        - With O(alternatives), for each device C(host), C(endpoint), C(device), C(used), the value of the objective
+          C(with_it) and C(without_it), which is null where that does not fit, what it C(saves), and C(text).
+      type: list
+      elements: dict
+    second_best:
+      description:
+        - With O(alternatives), the best plan with another choice of devices, with C(units), C(ms_per_token),
+          C(slower_by), C(fullest), C(units_moved) and C(bytes_moved). Null if there is none.
+      type: dict
+    without:
+      description:
+        - With O(alternatives), for each host whose workers hold layers C(host), C(endpoints) and C(feasible), and what
+          C(second_best) has, for the plan without them.
+      type: list
+      elements: dict
     dropped:
       description: Devices that hold nothing, with C(host), C(endpoint), C(device) and C(why).
       type: list

@@ -27,7 +27,7 @@ CACHE_RAM_STEPS = (8192, 4096, 2048, 1024, 512, 256, 0)  # MiB; the first is lla
 DEFAULT_PRIORITY = 50
 MARGIN_BYTES = 64 * MIB
 MARGIN_DIVISOR = 50  # 2 %
-EFFORT = 300_000  # partial placements to try where memory pools are tangled: some seconds
+EFFORT = 100_000  # partial placements to try where memory pools are tangled: some seconds
 
 # Used where a device has no measured value. Guesses of the right order for common hardware, in bytes/s and ms.
 DEFAULT_BANDWIDTH = {

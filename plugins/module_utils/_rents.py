@@ -174,13 +174,13 @@ def _first_rents(
     if seed is None or not seed.runs:
         return [0.0] * len(problem.stages)
     scale, units = plain[0].prefix, problem.units
-    rates = [plain[run.stage].of(problem, run, k == 0) / max(1, scale[run.end] - scale[run.begin])
+    parts = [(plain[run.stage].of(problem, run, k == 0), scale[run.end] - scale[run.begin])
              for k, run in enumerate(seed.runs)]  # fmt: skip
-    if seed.start.units:
-        rates.append(seed.start.cost / max(1, scale[seed.start.units]))
-    found: list[float] = []
+    parts.append((seed.start.cost, scale[seed.start.units]))
+    rates = {cost / size for cost, size in parts if size}
+    found = [0.0] * len(problem.stages)
     best = -float(INF)
-    for rate in sorted(set(rates), reverse=True)[:_RATES]:
+    for rate in sorted(rates, reverse=True)[:_RATES]:
         worth = [rate * size for size in scale]
         rents: list[float] = []
         for number, (cost, (ends, closes), stage) in enumerate(zip(plain, fits[1], problem.stages)):

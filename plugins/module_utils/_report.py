@@ -47,7 +47,7 @@ def _rate(predicted: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"predicted {predicted['tokens_per_s']:.1f} tokens/s ({predicted['ms_per_token']:.1f} ms per token, "
-        f"no less than {predicted['lower_bound_ms']:.1f}), {predicted['round_trips']} round trips "
+        f"no plan below {predicted['lower_bound_ms']:.1f}), {predicted['round_trips']} round trips "
         f"and {predicted['wire_bytes_per_token']} bytes on the wire per token"
     ]
 
@@ -77,11 +77,39 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     lines += table(head, rows)
     lines += companion_lines(plan)
     lines += _rate(plan.get("predicted") or {})
+    lines += _certificate(plan.get("certificate"))
     lines.append(
         f"--rpc {plan['rpc'] or '(none)'}  -dev {','.join(plan['device_order'])}  --tensor-split {plan['tensor_split']}"
     )
     lines += [f"left out: {_dropped(entry)}: {entry['why']}" for entry in plan.get("dropped") or []]
+    lines += _alternatives(plan)
     lines += [f"warning: {entry['text']}" for entry in plan.get("warnings") or []]
+    return lines
+
+
+def _certificate(certificate: Mapping[str, Any] | None) -> list[str]:
+    if not certificate:
+        return []
+    if certificate["proved"]:
+        return ["proved: no plan of these devices is better in this cost model"]
+    return [f"not proved to be the best plan; none is better by more than {certificate['gap']:.1%}"]
+
+
+def _alternatives(plan: Mapping[str, Any]) -> list[str]:
+    """What each device is good for, the second-best choice of devices, and what the loss of a worker would leave."""
+    lines = [f"{_dropped(entry)} {entry['text']}" for entry in plan.get("devices_compared") or []]
+    other = plan.get("second_best")
+    if other:
+        held = ", ".join(f"{entry['units']} on {_dropped(entry)}" for entry in other["units"])
+        lines.append(f"second-best choice: {other['ms_per_token']:.1f} ms per token ({held})")
+    for loss in plan.get("without") or []:
+        if loss["feasible"]:
+            lines.append(
+                f"without the workers of {loss['host']}: {loss['ms_per_token']:.1f} ms per token, "
+                f"{loss['units_moved']} units move, {mib(loss['bytes_moved'])} MiB"
+            )
+        else:
+            lines.append(f"without the workers of {loss['host']}: the model does not fit")
     return lines
 
 

@@ -100,10 +100,9 @@ def any_placement(
     ``greedy``: every run is as long as it can be, also where a shorter one might leave more to others.
     """
     outlook = Outlook(problem, fits, limits, family)
-    # Without these a run may as well be as long as it can: what remains is the less.
-    simple = not (outlook.pools or problem.cuts or problem.borrowed or any(stage.least for stage in problem.stages))
-    furthest: dict[int, int] = {}
-    seen: set[tuple[int, int, tuple[int, ...]]] = set()
+    # Without these, what remains is the less, the further a run goes.
+    monotone = not problem.borrowed and not any(stage.least for stage in problem.stages)
+    reached: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
     stack = []
     for start in sorted(problem.starts, key=lambda start: start.units):
         used = tuple(limit.start_use(start) for limit in limits)
@@ -115,33 +114,53 @@ def any_placement(
         if node.at == problem.units:
             cost = node.start.cost + sum(run_cost(problem, run, k == 0) for k, run in enumerate(node.runs))
             return Placement(node.start, node.runs, cost), True
-        if simple:
-            # Not so for starts: what takes the first run needs other buffers than what comes later.
-            if node.mask and furthest.get(node.mask, -1) >= node.at:
+        # Not so for starts: what takes the first run needs other buffers than what comes later.
+        if node.mask:
+            known = reached.setdefault(node.mask, [])
+            if any(_as_far(other, (node.at, node.used), monotone) for other in known):
                 continue
-            furthest[node.mask] = node.at
-        elif (node.mask, node.at, node.used) in seen:
-            continue
-        else:
-            seen.add((node.mask, node.at, node.used))
-        moves = _moves(problem, fits, limits, outlook, node, simple or greedy)
+            known.append((node.at, node.used))
+        moves = _moves(problem, fits, limits, outlook, node, monotone, greedy)
         made += len(moves)
         if made > effort:
             return None, False
         moves.sort(key=lambda move: move[0], reverse=True)
         stack += [further for _waste, further in moves]
-    return None, simple or not greedy
+    return None, not greedy or (monotone and not outlook.pools)
+
+
+def _as_far(one: tuple[int, tuple[int, ...]], other: tuple[int, tuple[int, ...]], monotone: bool) -> bool:
+    """Whether whatever can follow the ``other`` (boundary, uses) can follow ``one`` with the same stages."""
+    if not monotone:
+        return one == other
+    return one[0] >= other[0] and all(mine <= theirs for mine, theirs in zip(one[1], other[1]))
 
 
 def _moves(
-    problem: Problem, fits: Fits, limits: Sequence[Limit], outlook: Outlook, node: _Node, longest: bool
+    problem: Problem,
+    fits: Fits,
+    limits: Sequence[Limit],
+    outlook: Outlook,
+    node: _Node,
+    monotone: bool,
+    greedy: bool,
 ) -> list[tuple[int, _Node]]:
-    """The next runs of ``node`` (or the ``longest`` on each stage), with how many units less than ever each holds."""
+    """The next runs of ``node``, with how many units less than it ever could each stage then holds.
+
+    Only the longest on each stage, if nobody else needs what a shorter one would leave.
+    """
     found = []
     phase = problem.stages[node.runs[-1].stage].phase if node.runs else 0
     for number, stage in enumerate(problem.stages):
         if not outlook.may_use(node.mask, phase, number):
             continue
+        mask = node.mask | 1 << number
+        others = (
+            any(not mask >> member & 1 for member in limit.members)
+            for _index, limit in outlook.pools
+            if number in limit.members
+        )
+        longest = greedy or (monotone and not any(others))
         ends, closes = fits[1 if node.runs else 0][number]
         least = node.at + max(1, stage.least)
         wanted = range(ends[node.at], least - 1, -1)
@@ -152,7 +171,6 @@ def _moves(
             used = tuple([u + limit.run_use(problem, run, not node.runs) for u, limit in zip(node.used, limits)])
             if any(use > limit.size for use, limit in zip(used, limits)):
                 continue
-            mask = node.mask | 1 << number
             if not outlook.hopeless(mask, end, stage.phase, used):
                 waste = outlook.longest[number] - (end - node.at)
                 found.append((waste, _Node(node.start, mask, end, used, (*node.runs, run))))

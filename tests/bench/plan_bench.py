@@ -1,7 +1,9 @@
 # Copyright (c) 2026, llamafleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long planning takes. Prints figures and judges nothing: a timed test would fail on a busy machine.
+"""How good plans are, and how long planning takes. Prints figures; a timed test would fail on a busy machine.
+
+A plan that is not the optimum, or a bound that does not hold, is an error.
 
 Processor time of this process, the best of several runs, so that other work on the machine disturbs little.
 Run it as ``make bench`` does, or with the collection on PYTHONPATH: ``python tests/bench/plan_bench.py``.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -18,11 +21,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _plan
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory, _plan
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan import plan_split
 from ansible_collections.llamafleet.rpc.plugins.module_utils._records import fleet_devices
+from ansible_collections.llamafleet.rpc.tests.unit import judge, measured, random_fleets
 from ansible_collections.llamafleet.rpc.tests.unit.plan_world import GIB, MIB, device, layer, model
 
+OBJECTIVES = ("latency", "memory", "prefill")
+MARGIN = 64 * MIB
 COLLECTIONS = Path(_plan.__file__).parents[5]
 
 
@@ -58,21 +64,86 @@ def best(
     return min(times) * 1000, plan
 
 
+def optimum(fleets: int) -> None:
+    """Random fleets of 2 to 8 devices for real models: the plan against a judge that shares no code with it."""
+    dice = random.Random(20261129)
+    models = {name: measured.model(name).to_dict() for name in random_fleets.profiles()}
+    equal = proved = possible = pooled = 0
+    worst, times = 0.0, []
+    architectures = set()
+    for number in range(fleets):
+        given = models[dice.choice(list(models))]
+        devices = random_fleets.fleet(dice, given, dice.randint(2, 8))
+        objective = OBJECTIVES[number % 3]
+        before = time.process_time()
+        made = plan_split(given, devices, n_ctx=random_fleets.N_CTX, objective=objective, margin=MARGIN, cache_ram=0)
+        times.append((time.process_time() - before) * 1000)
+        known = judge.best(given, devices, _memory.ContextParams(n_ctx=random_fleets.N_CTX), MARGIN, objective)
+        if (known is None) == made["feasible"]:
+            raise AssertionError(f"fleet {number}: feasible is {made['feasible']}, the judge says {known}")
+        if known is None:
+            equal += 1
+            continue
+        architectures.add(given["architecture"])
+        possible += 1
+        pooled += any(item["pool"] == "shared" for item in devices)
+        gap = made["certificate"]["value"] / known - 1
+        worst = max(worst, gap)
+        equal += abs(made["certificate"]["value"] - known) <= 1e-6 + known * 1e-8  # six digits are given
+        proved += made["certificate"]["proved"]
+        if made["certificate"]["lower_bound"] > known * (1 + 1e-8) + 1e-6:
+            raise AssertionError(f"fleet {number}: the bound {made['certificate']['lower_bound']} is above {known}")
+    times.sort()
+    print(
+        f"{fleets} random fleets of 2 to 8 devices, {len(models)} models of {len(architectures)} architectures, "
+        f"{possible} feasible, {pooled} with shared pools: {equal} equal to the judge's optimum, {proved} of {possible} "
+        f"proved by the planner, worst gap {worst:.4%}; planning took {times[len(times) // 2]:.1f} ms in the middle, "
+        f"{times[int(len(times) * 0.99)]:.0f} ms in 99 of 100, {times[-1]:.0f} ms at most"
+    )
+
+
+def gaps() -> None:
+    """Larger fleets, where nobody knows the optimum: how far the plan is from its lower bound at most."""
+    models = [measured.model(name).to_dict() for name in measured.NAMES]
+    for count in (9, 12, 15):
+        dice = random.Random(count)
+        found: dict[str, list[float]] = {objective: [] for objective in OBJECTIVES}
+        for number in range(30):
+            given = models[number % len(models)]
+            objective = OBJECTIVES[number % 3]
+            made = plan_split(
+                given, random_fleets.fleet(dice, given, count), n_ctx=random_fleets.N_CTX, objective=objective
+            )
+            if made["feasible"]:
+                found[objective].append(made["certificate"]["gap"])
+        shown = ", ".join(
+            f"{objective} {sum(each) / len(each):.1%} on average, {max(each):.1%} at most"
+            for objective, each in found.items()
+            if each
+        )
+        print(f"random fleets of {count} devices, gap to the lower bound: {shown}")
+
+
 def planning() -> None:
     given = a_model(130)
     base: dict[str, float] = {}
     for pools in (0, 2, 7):
-        for objective in ("latency", "memory", "prefill"):
+        for objective in OBJECTIVES:
             spent, plan = best(given, some_devices(15, pools), objective, runs=5)
             base.setdefault(objective, spent)
             split = plan["tensor_split"] or plan["reason"][:60]
             print(
                 f"15 devices + CPU x 130 layers, {pools} shared pools, {objective:8}: {spent:7.1f} ms "
-                f"({spent / base[objective]:4.1f} x without pools)  {split}"
+                f"({spent / base[objective]:4.1f} x without pools), gap {plan['certificate']['gap']:.1%}  {split}"
             )
     for layers in (32, 64, 130, 260):
         spent, plan = best(a_model(layers), some_devices(15, 0), "latency", runs=3)
         print(f"15 devices + CPU x {layers:3} layers, latency: {spent:6.1f} ms, feasible: {plan['feasible']}")
+    for count in (4, 8, 15):
+        before = time.process_time()
+        plan_split(given, some_devices(count, 0), n_ctx=1024, alternatives=True)
+        spent = (time.process_time() - before) * 1000
+        print(f"{count} devices + CPU x 130 layers with alternatives and the loss of each worker: {spent:.0f} ms")
 
 
 def some_records(hosts: int) -> list[dict[str, Any]]:
@@ -161,5 +232,7 @@ def playbook(place: Path) -> float:
 
 
 if __name__ == "__main__":
+    optimum(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    gaps()
     planning()
     records()

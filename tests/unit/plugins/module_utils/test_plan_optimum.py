@@ -5,189 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
+import pytest
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory
-from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Model
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan import plan_split
-from ansible_collections.llamafleet.rpc.tests.unit import plan_world
+from ansible_collections.llamafleet.rpc.tests.unit import judge, measured, plan_world, random_fleets
 from ansible_collections.llamafleet.rpc.tests.unit.plan_world import MIB, device, layer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 MARGIN = 3 * MIB
-
-
-class Split(NamedTuple):
-    """One way to place all units: (device, units) in order, and what the cost model says of it."""
-
-    held: tuple[tuple[int, int], ...]
-    head: bool
-    sum_ms: float
-    slowest_ms: float
-    fullest: float
-
-
-class Judge:
-    """Every split of a model over devices, by the rules as they are written down."""
-
-    def __init__(self, model: dict[str, Any], devices: list[dict[str, Any]], params: _memory.ContextParams) -> None:
-        self.model = Model.from_dict(model)
-        self.devices = devices
-        self.params = params
-        layers = self.model.layers
-        self.context = [_memory.layer_context_bytes(self.model, k, params) for k in range(len(layers))]
-        self.bytes = [each.weights + context for each, context in zip(layers, self.context)]
-        self.read = [each.active + context for each, context in zip(layers, self.context)]
-        self.has_cpu = devices[0]["endpoint"] is None and devices[0]["device"] == "CPU"
-
-    def splits(self, allowed: list[bool], lend: bool) -> Iterator[Split]:
-        for held in self._orders(0, (), allowed):
-            for head in (False, True):
-                found = self._try(held, lend, head, allowed)
-                if found is not None:
-                    yield found
-
-    def _orders(
-        self, at: int, held: tuple[tuple[int, int], ...], allowed: list[bool]
-    ) -> Iterator[tuple[tuple[int, int], ...]]:
-        """The primary's CPU comes first, its GPUs last, the workers in any order."""
-        units = len(self.bytes) + 1
-        used = [k for k, _count in held]
-        if at == units:
-            if not any(item["min_units"] and k not in used for k, item in enumerate(self.devices)):
-                yield held
-            return
-        for k, item in enumerate(self.devices):
-            if k in used or not allowed[k] or (used and self._place(k) < self._place(used[-1])):
-                continue
-            if self._place(k) == 0 and used:
-                continue
-            most = units - at if item["max_units"] is None else min(units - at, item["max_units"])
-            for count in range(max(1, item["min_units"] or 0), most + 1):
-                yield from self._orders(at + count, (*held, (k, count)), allowed)
-
-    def _place(self, k: int) -> int:
-        if k == 0 and self.has_cpu:
-            return 0
-        return 2 if self.devices[k]["endpoint"] is None else 1
-
-    def _try(self, held: tuple[tuple[int, int], ...], lend: bool, head: bool, allowed: list[bool]) -> Split | None:
-        model, params, units = self.model, self.params, len(self.bytes) + 1
-        on_cpu = held[0][1] if self.has_cpu and held[0][0] == 0 else 0
-        listed = [k for k, _count in held[1 if on_cpu else 0 :]]
-        kept = (model.head_bytes or 0) if head else 0
-        if head:
-            cpu_barred = not self.has_cpu or self.devices[0]["max_units"] == 0 or not allowed[0]
-            remote = any(allowed[k] and self._place(k) == 1 and each["max_units"] != 0
-                         for k, each in enumerate(self.devices))  # fmt: skip
-            if cpu_barred or not kept or not remote or not listed:
-                return None
-        pipelining = len(listed) > 1 and not on_cpu and not head
-        own = model.input_bytes + _memory.output_buffer_bytes(model, params) + kept
-        own += _memory.host_compute_bytes(model, params, pipelining)
-        own += _memory.head_compute_bytes(model, params) if head else 0
-        taken: dict[str, int] = {}
-        loads: list[float] = []
-        times: list[float] = []
-        begin = 0
-        for k, count in held:
-            end = begin + count
-            output = end == units
-            size = sum(self.bytes[begin:end]) + (model.output_bytes - kept if output else 0)
-            read = sum(self.read[begin:end]) + (model.output_bytes - kept if output else 0)
-            if begin < units - 1:
-                size += model.per_device_bytes
-            borrows = [
-                self.context[source]
-                for source in (each.borrows_from for each in model.layers[begin:end])
-                if source is not None and source < begin
-            ]
-            if borrows and not lend:
-                return None
-            size += sum(borrows) * (4 if pipelining else 1)
-            item = self.devices[k]
-            cpu = k == 0 and self.has_cpu
-            if cpu:
-                size += self._cpu_compute(output)
-            else:
-                size += _memory.compute_bytes(
-                    model,
-                    params,
-                    n_devices_listed=len(listed),
-                    is_first=k == listed[0],
-                    is_last_with_output=output and not head,
-                    pipelining=pipelining,
-                )
-            if size + (own if cpu else 0) + MARGIN > item["usable"]:
-                return None
-            taken[item["pool"]] = taken.get(item["pool"], 0) + size
-            loads.append((size + (own if cpu else 0)) / max(1, item["usable"]))
-            ms = read / item["bandwidth"] * 1000 + (item["overhead_ms"] or 0)
-            if item["endpoint"] is not None:
-                ms += item["rtt_ms"] + self._wire_ms(item, bool(on_cpu), k == listed[0], output, head)
-            times.append(ms)
-            begin = end
-        if self.has_cpu:
-            host = self.devices[0]
-            taken[host["pool"]] = taken.get(host["pool"], 0) + own
-            if own + MARGIN > host["usable"]:
-                return None
-            if head:
-                times.append(kept / host["bandwidth"] * 1000 + (host["overhead_ms"] or 0))
-                loads.append(own / max(1, host["usable"]))
-        for item in self.devices:
-            if taken.get(item["pool"], 0) + MARGIN > item["pool_usable"] and item["pool"] in taken:
-                return None
-        slowest = max(times) if pipelining else sum(times)
-        return Split(held, head, sum(times), slowest, max(loads))
-
-    def _cpu_compute(self, everything: bool) -> int:
-        model, params = self.model, self.params
-        held = _memory.host_compute_bytes(model, params, False, range(len(model.layers)))
-        grown = held - _memory.host_compute_bytes(model, params, False)
-        if not everything:
-            return grown
-        alone = _memory.compute_bytes(
-            model, params, n_devices_listed=1, is_first=True, is_last_with_output=True, pipelining=False
-        )
-        return max(grown, alone)
-
-    def _wire_ms(self, item: dict[str, Any], behind_cpu: bool, first: bool, output: bool, head: bool) -> float:
-        """Bytes of b11434 as they were counted, e.g. 4740 up for SmolLM2 in the middle of three workers."""
-        if not item.get("link_mbps"):
-            return 0
-        n_embd, n_vocab = self.model.n_embd, self.model.n_vocab
-        cells = {
-            (cache.window, cache.ratio): _memory.cache_cells(cache, self.params)
-            for each in self.model.layers
-            for cache in each.caches
-        }
-        wire = 334 + 4 * 314 + 20 + 4 * n_embd + max(1, len(cells)) * 314 + 2 * sum(cells.values())
-        if first:
-            wire += 314 + 4 * n_embd if behind_cpu else 3 * 314 + 8 * n_embd + 8
-        if output:
-            wire += 318
-        wire += 4 * (n_vocab if output and not head else n_embd) + 8
-        return float(wire * 8 / (item["link_mbps"] * 1000))
-
-
-def judge(model: dict[str, Any], devices: list[dict[str, Any]], params: _memory.ContextParams) -> list[Split]:
-    """All splits that may be chosen from: the first priority level that has any, borrowing only if there is none."""
-    seen = Judge(model, devices, params)
-    levels = sorted({50 if item["priority"] is None else item["priority"] for item in devices})
-    for lend in (False, True):
-        for level in levels:
-            allowed = [
-                (50 if item["priority"] is None else item["priority"]) <= level or bool(item["min_units"])
-                for item in devices
-            ]
-            found = list(seen.splits(allowed, lend))
-            if found:
-                return found
-    return []
 
 
 @st.composite
@@ -256,7 +86,8 @@ def held_by(plan: dict[str, Any], devices: list[dict[str, Any]]) -> tuple[tuple[
 
 
 def check(model: dict[str, Any], devices: list[dict[str, Any]], objective: str, n_ctx: int) -> None:
-    splits = judge(model, devices, _memory.ContextParams(n_ctx=n_ctx, n_ubatch=64))
+    params = _memory.ContextParams(n_ctx=n_ctx, n_ubatch=64)
+    splits = judge.every_split(model, devices, params, MARGIN)
     plan = planned(model, devices, objective, n_ctx)
     assert plan["feasible"] == bool(splits), plan["reason"]
     if not splits:
@@ -268,6 +99,9 @@ def check(model: dict[str, Any], devices: list[dict[str, Any]], objective: str, 
     assert chosen is not None, "the plan breaks a budget or a limit"
     value = attrgetter({"latency": "sum_ms", "memory": "fullest", "prefill": "slowest_ms"}[objective])
     best = min(value(split) for split in splits)
+    found = judge.best(model, devices, params, MARGIN, objective)
+    assert found is not None
+    assert abs(found - best) <= best * 1e-9, "the judges disagree"
     assert value(chosen) <= best * (1 + 1e-8) + 1e-9
     assert abs(plan["predicted"]["ms_per_token"] - chosen.sum_ms) <= 1e-4
     equals = [split for split in splits if value(split) <= best * (1 + 1e-12)]
@@ -315,3 +149,71 @@ def test_memory_leaves_the_largest_least_headroom(world: tuple[dict[str, Any], l
 @given(worlds())
 def test_prefill_has_the_quickest_slowest_device(world: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
     check(*world, "prefill", 256)
+
+
+@pytest.mark.parametrize("objective", ["latency", "memory", "prefill"])
+def test_real_models_on_random_fleets(objective: str) -> None:
+    """Up to 8 devices and all layers of the measured models; ``make bench`` does the same with 1,000 fleets."""
+    dice = random.Random(objective)
+    for _fleet in range(12):
+        given_model = measured.model(dice.choice(measured.NAMES)).to_dict()
+        devices = random_fleets.fleet(dice, given_model, dice.randint(2, 8))
+        n_ctx = random_fleets.N_CTX
+        plan = plan_split(given_model, devices, n_ctx=n_ctx, objective=objective, margin=MARGIN, cache_ram=0)
+        best = judge.best(given_model, devices, _memory.ContextParams(n_ctx=n_ctx), MARGIN, objective)
+        assert plan["feasible"] == (best is not None)
+        if best is not None:
+            assert plan["certificate"]["value"] == pytest.approx(best, rel=1e-5)
+            assert plan["certificate"]["proved"]
+            check_split(plan, given_model)
+
+
+@pytest.mark.parametrize("objective", ["latency", "memory", "prefill"])
+def test_the_bound_of_a_large_fleet_is_below_every_plan(objective: str) -> None:
+    """Nine devices get no proof, but the bound holds: the optimum is not below it, and the plan not far above."""
+    dice = random.Random(objective)
+    for _fleet in range(2):
+        given_model = measured.model(dice.choice(["llama-1b-tied", "qwen2-0.5b-tied", "deepseek2-lite"])).to_dict()
+        devices = random_fleets.fleet(dice, given_model, 9)
+        n_ctx = random_fleets.N_CTX
+        plan = plan_split(given_model, devices, n_ctx=n_ctx, objective=objective, margin=MARGIN, cache_ram=0)
+        best = judge.best(given_model, devices, _memory.ContextParams(n_ctx=n_ctx), MARGIN, objective)
+        assert best is not None
+        certificate = plan["certificate"]
+        assert certificate["lower_bound"] <= best * (1 + 1e-6) <= certificate["value"] * (1 + 1e-5)
+        assert certificate["value"] <= best * 1.1
+
+
+def test_what_each_device_saves_is_the_plan_without_it() -> None:
+    """Option alternatives: the same question asked again with the device barred, or made to hold a unit."""
+    given_model = measured.model("llama-8b-q4km").to_dict()
+    devices = random_fleets.fleet(random.Random(4), given_model, 5)
+    options = {"n_ctx": 4096, "margin": MARGIN, "cache_ram": 0}
+    plan = plan_split(given_model, devices, alternatives=True, **options)
+    params = _memory.ContextParams(n_ctx=4096)
+    found = []
+    for number, entry in enumerate(plan["devices_compared"]):
+        item = next(each for each in devices if (each["host"], each["device"]) == (entry["host"], entry["device"]))
+        changed = {"max_units": 0} if entry["used"] else {"min_units": 1}
+        others = [{**each, **changed} if each is item else each for each in devices]
+        best = judge.best(given_model, others, params, MARGIN, "latency")
+        shown = entry["without_it" if entry["used"] else "with_it"]
+        assert (shown is None) == (best is None), number
+        if best is not None:
+            assert shown == pytest.approx(best, rel=1e-5)
+            assert entry["saves"] >= 0 if entry["used"] else entry["saves"] <= 0
+            found.append(best)
+    assert plan["second_best"]["ms_per_token"] == pytest.approx(min(found), rel=1e-5)
+    assert plan["second_best"]["slower_by"] >= 0
+    for loss in plan["without"]:
+        left = [{**each, "max_units": 0} if each["host"] == loss["host"] else each for each in devices]
+        best = judge.best(given_model, left, params, MARGIN, "latency")
+        assert loss["feasible"] == (best is not None)
+        if best is not None:
+            assert loss["ms_per_token"] == pytest.approx(best, rel=1e-5)
+            lost = sum(each["units"] for each in plan["devices"] if each["host"] == loss["host"])
+            assert loss["units_moved"] >= lost
+            assert loss["bytes_moved"] > 0
+    assert {loss["host"] for loss in plan["without"]} == {
+        entry["host"] for entry in plan["devices"] if entry["endpoint"] is not None
+    }
