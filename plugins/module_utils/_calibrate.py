@@ -69,6 +69,13 @@ def bench_argv(program: str, model: str, target: Target, extra: Sequence[str] = 
     return [*argv, "-ngl", "99", *rpc, "-dev", target.name]
 
 
+def threads(arguments: Sequence[object]) -> list[str]:
+    """``-t N`` out of what llama-server gets, so that the primary's CPU is measured as it will compute."""
+    words = [str(word) for word in arguments]
+    found = [words[at + 1 : at + 2] for at, word in enumerate(words) if word in ("-t", "--threads")]
+    return ["-t", *found[-1]] if found and found[-1] else []
+
+
 def parse_bench(text: str) -> float:
     """Milliseconds for a token, the median of the repetitions, of the JSON that llama-bench prints."""
     try:
@@ -87,16 +94,17 @@ def measure(
     stand_ins: Mapping[int, tuple[str, int]],
     rtt: float | None,
     timeout: float,
+    extra: Sequence[str] = (),
 ) -> dict[str, float | None]:
     """``{bandwidth (bytes/s), overhead_ms, rtt_ms, link_mbps}`` of a device; what cannot be told is None.
 
     ``stand_ins``: number of layers -> (file, its bytes), two of them. ``rtt``: round trip in ms. ``timeout``: seconds
-    for each run.
+    for each run. ``extra``: more arguments for llama-bench.
     """
     figures = []
     for layers, (path, size) in sorted(stand_ins.items()):
         started = time.monotonic()
-        result = runner.run(bench_argv(program, path, target), timeout)
+        result = runner.run(bench_argv(program, path, target, extra), timeout)
         if result.rc != 0:
             words = " / ".join(line.strip() for line in result.stderr.splitlines()[-3:])
             raise CalibrationError(f"llama-bench ended with status {result.rc}: {words[:400] or '-'}")

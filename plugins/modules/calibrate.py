@@ -48,6 +48,11 @@ options:
     type: list
     elements: dict
     default: []
+  arguments:
+    description: What C(llama-server) gets besides the plan. Its number of threads is measured with.
+    type: list
+    elements: str
+    default: []
   user:
     description: Account that the program runs as when the module runs as root. Empty for the connecting account.
     type: str
@@ -109,6 +114,7 @@ def main() -> None:
             "path": {"type": "path", "required": True},
             "devices": {"type": "list", "elements": "dict", "required": True},
             "kept": {"type": "list", "elements": "dict", "default": []},
+            "arguments": {"type": "list", "elements": "str", "default": []},
             "user": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 300},
         },
@@ -152,7 +158,8 @@ def measure(
             for place in (directory, *(path for path, _size in stand_ins.values())):
                 os.chown(place, account.uid, account.gid)
         rtt = _rpc_wire.round_trip_ms(runner, endpoint) if endpoint else None
-        return _calibrate.measure(runner, options["program"], target, shape, stand_ins, rtt, options["timeout"])
+        extra = _calibrate.threads(options["arguments"])
+        return _calibrate.measure(runner, options["program"], target, shape, stand_ins, rtt, options["timeout"], extra)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 """Our split against llama.cpp's default, its --fit, and an even one, on a fleet of unequal hosts; and promised speed.
 
 w2 has a seventh of a processor and the way to w3 takes 10 ms; no host holds the model alone. site.yml plans with
-defaults, calibrate.yml measures, and what the plan then promises is compared with what llama-bench finds. All four splits
+defaults, calibrate.yml measures, and what the plan then promises is compared with what llama-bench finds. All splits
 run one after the other, twice, on the same workers. Judges nothing.
 """
 

@@ -19,6 +19,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._calibrate import (
     measure,
     merge,
     settled,
+    threads,
 )
 from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import read_model
 from ansible_collections.llamafleet.rpc.plugins.module_utils._model import model_from_header
@@ -101,6 +102,11 @@ def test_a_host_that_is_too_busy_is_an_error_and_no_speed() -> None:
 )
 def test_one_device_at_a_time(target: Target, words: str) -> None:
     assert " ".join(bench_argv("/b", "/m", target)).endswith(words)
+
+
+def test_the_threads_of_the_server_are_measured_with() -> None:
+    assert threads(["--metrics", "--threads", 4, "-t", "6"]) == ["-t", "6"]
+    assert threads(["--metrics"]) == threads(["-t"]) == []
 
 
 def test_as_many_layers_as_a_third_of_the_device_takes() -> None:
