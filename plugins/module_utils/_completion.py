@@ -34,8 +34,8 @@ _REPEATS = 4  # this many tokens, all the same, are no answer
 
 _FROZEN = (
     "a worker is frozen, cut off or without power: llama-server waits for it for ever, and its /health stays ok. Probe "
-    "the workers (rpc_info), restart them, then the primary. If they answer, see whether other programs keep a worker's "
-    "processors busy: threads of llama.cpp wait for each other by spinning, so set its `threads` below the free cores"
+    "the workers (rpc_info), restart them, then the primary. If they answer, see whether other programs keep the "
+    "processors of a worker busy: threads of llama.cpp wait for each other by spinning, so set `threads` to fewer"
 )
 _DIED = (
     "llama-server died while it answered, most often because a worker did. Read its log and the workers' logs, restart "

@@ -65,7 +65,7 @@ class Runner(Protocol):
 
 
 class SystemRunner:
-    """The Runner of a real host. ``account``: (uid, gid) that commands run as, without further groups; None: our own."""
+    """The Runner of a real host. ``account``: (uid, gid) that commands run as, without further groups; None: ours."""
 
     _account: Mapping[str, Any] = {}
 

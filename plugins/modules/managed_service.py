@@ -99,8 +99,8 @@ options:
     type: int
   backend:
     description:
-      - Backend of llama.cpp that the program uses, for the sandbox of a system unit. V(cpu) hides all device nodes, those of
-        a GPU leave the nodes of that backend. Without it there is no sandbox.
+      - Backend of llama.cpp that the program uses, for the sandbox of a system unit. V(cpu) hides all device nodes,
+        those of a GPU leave the nodes of that backend. Without it there is no sandbox.
     type: str
     choices: ['', cpu, cuda, rocm, metal, vulkan, sycl]
     default: ''

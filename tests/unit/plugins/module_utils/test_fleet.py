@@ -102,7 +102,7 @@ def test_a_good_fleet_has_no_problems() -> None:
     ],
 )
 def test_bad_input_is_named(hosts: list[dict[str, Any]], message: str | None) -> None:
-    """Cases B1-10, B5-13, B2-02, B6-08 (what one host decides for all is the same for all) and the list of bad input of the first issue."""
+    """Cases B1-10, B5-13, B2-02, B6-08 (what one host decides for all is the same for all), and other bad input."""
     problems = fleet_problems(hosts)
     if message is None:
         assert problems == []
