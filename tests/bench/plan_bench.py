@@ -89,16 +89,17 @@ def optimum(fleets: int) -> None:
         pooled += any(item["pool"] == "shared" for item in devices)
         gap = made["certificate"]["value"] / known - 1
         worst = max(worst, gap)
-        equal += abs(made["certificate"]["value"] - known) <= 1e-6 + known * 1e-8  # six digits are given
+        # The certificate has six digits behind the point.
+        equal += abs(made["certificate"]["value"] - known) <= 1e-6 + known * 1e-8
         proved += made["certificate"]["proved"]
         if made["certificate"]["lower_bound"] > known * (1 + 1e-8) + 1e-6:
             raise AssertionError(f"fleet {number}: the bound {made['certificate']['lower_bound']} is above {known}")
     times.sort()
     print(
         f"{fleets} random fleets of 2 to 8 devices, {len(models)} models of {len(architectures)} architectures, "
-        f"{possible} feasible, {pooled} with shared pools: {equal} equal to the judge's optimum, {proved} of {possible} "
-        f"proved by the planner, worst gap {worst:.4%}; planning took {times[len(times) // 2]:.1f} ms in the middle, "
-        f"{times[int(len(times) * 0.99)]:.0f} ms in 99 of 100, {times[-1]:.0f} ms at most"
+        f"{possible} feasible, {pooled} with shared pools: {equal} equal to the judge's optimum, {proved} of "
+        f"{possible} proved by the planner, worst gap {worst:.4%}; planning took {times[len(times) // 2]:.1f} ms in "
+        f"the middle, {times[int(len(times) * 0.99)]:.0f} ms in 99 of 100, {times[-1]:.0f} ms at most"
     )
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import select
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -62,9 +65,46 @@ def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     pytest.fail("llama-server did not become ready: " + log.read_text(errors="replace")[-3000:])
 
 
-def complete(port: int) -> str:
-    body = json.dumps({"prompt": "The capital of France is", "n_predict": 8, "temperature": 0})
+def complete(port: int, tokens: int = 8) -> str:
+    asked = {"prompt": "The capital of France is", "n_predict": tokens, "temperature": 0}
+    body = json.dumps({**asked, "ignore_eos": True, "cache_prompt": False})
     return str(json.loads(ask(port, "POST", "/completion", body)[1])["content"])
+
+
+class Relay:
+    """Stands between the primary and a worker, and counts the bytes of both directions."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.up = self.down = 0
+        self.socket = socket.create_server(("127.0.0.1", free_port()))
+        self.port: int = self.socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _address = self.socket.accept()
+            except OSError:
+                return  # closed at the end of the test
+            worker = socket.create_connection(("127.0.0.1", self.target))
+            for each in (client, worker):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._pump, args=(client, worker), daemon=True).start()
+
+    def _pump(self, client: socket.socket, worker: socket.socket) -> None:
+        with client, worker:
+            while True:
+                for ready in select.select([client, worker], [], [])[0]:
+                    data = ready.recv(1 << 20)
+                    if not data:
+                        return
+                    if ready is client:
+                        self.up += len(data)
+                        worker.sendall(data)
+                    else:
+                        self.down += len(data)
+                        client.sendall(data)
 
 
 def logged(text: str, kind: str) -> dict[str, str]:
@@ -147,3 +187,74 @@ def test_promised_is_what_the_server_logs(
             assert assigned[str(unit)] == entry["rpc_name"]
             unit += 1
     assert unit == 31
+
+
+@pytest.mark.parametrize(
+    ("link_mbps", "options", "layers_on_cpu", "kept"),
+    [
+        (None, {}, 0, False),  # nothing is known of the links, so nothing is gained by sending less
+        (10, {}, 0, True),
+        (10, {}, 6, True),
+        (10, {"type_k": "q8_0", "type_v": "q8_0", "n_parallel": 2}, 0, True),
+    ],
+)
+def test_bytes_on_the_wire_and_the_output_matrix_on_the_primary(
+    tmp_path: Path,
+    llama_bin: Path,
+    demo_model: Path,
+    link_mbps: int | None,
+    options: dict[str, Any],
+    layers_on_cpu: int,
+    kept: bool,
+) -> None:
+    """-ot keeps the logits off the wire: one round trip as before, buffers and bytes as planned."""
+    relays = []
+    with ExitStack() as stack:
+        for number in range(2):
+            port = free_port()
+            worker = ["-H", "127.0.0.1", "-p", str(port), "-d", "CPU", "-t", "1"]
+            stack.enter_context(
+                running([str(llama_bin / "ggml-rpc-server"), *worker], tmp_path / f"worker{number}.log")
+            )
+            relays.append(Relay(port))
+            stack.callback(relays[-1].socket.close)
+        time.sleep(1)
+        per_worker = (30 - layers_on_cpu) // 2
+        devices = [
+            {"host": "head", "endpoint": None, "device": "CPU", "usable": 2 * GIB, "bandwidth": 20e9,
+             "min_units": layers_on_cpu or None, "max_units": layers_on_cpu or None},
+            *({"host": f"w{k}", "endpoint": f"127.0.0.1:{relay.port}", "device": "CPU", "usable": GIB,
+               "bandwidth": 20e9, "link_mbps": link_mbps, "min_units": per_worker + k} for k, relay in enumerate(relays)),
+        ]  # fmt: skip
+        model = model_from_header(read_model(str(demo_model))).to_dict()
+        # With a prompt cache the primary would fetch the caches of finished requests from the workers.
+        plan = plan_split(model, devices, n_ctx=2048, cache_ram=0, **options)
+        assert (plan["output_on_primary"] is not None) is kept
+        argv = [str(llama_bin / "llama-server"), *server_args(plan, model)]
+        assert ("-ot" in argv) is kept
+        log, port = tmp_path / "server.log", free_port()
+        argv += ["--host", "127.0.0.1", "--port", str(port), "-lv", "5", "-t", "1", "--no-warmup"]
+        server = stack.enter_context(running(argv, log))
+        wait_for(port, server, log)
+        assert "Paris" in complete(port)
+        counted = []
+        for tokens in (32, 64):
+            before = sum(relay.up + relay.down for relay in relays)
+            complete(port, tokens)
+            counted.append(sum(relay.up + relay.down for relay in relays) - before)
+        text = log.read_text(errors="replace")
+
+    # The first 256 cells of the cache are in use, and the mask has 2 bytes for each of them, not for all 2048.
+    spared = 2 * 2 * (2048 - 256)
+    assert (counted[1] - counted[0]) / 32 == plan["predicted"]["wire_bytes_per_token"] - spared
+    weights, caches, compute = logged(text, "model"), logged(text, "KV"), logged(text, "compute")
+    for entry in plan["devices"]:
+        if entry["endpoint"] is not None:
+            name = f"RPC{entry['index']}[{entry['endpoint']}]"
+            assert weights[name] == shown(entry["weights"])
+            assert caches[name] == shown(entry["kv"])
+            assert 0 < float(compute[name]) <= entry["compute"] / MIB
+    assert 0 < float(compute["CPU"]) <= plan["primary_host"]["compute"] / MIB
+    if kept:
+        assert text.count("token_embd.weight (28 MiB q8_0) buffer type overridden to CPU") == 2
+        assert "attn_output.weight" not in re.findall(r"tensor (\S+) .*buffer type overridden", text)
