@@ -19,7 +19,7 @@ import stat
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _builds, _fetch, _macos
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _builds, _fetch, _http, _macos
 from ansible_collections.llamafleet.rpc.plugins.module_utils._builds import BuildError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_json, write_atomic, write_json
 from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import Job, account_for, idle, is_running
@@ -297,7 +297,7 @@ def _sources(job: Job, work: str, args: Mapping[str, Any]) -> str:
             _fetch.verified_copy(source["path"], archive, source["sha256"], source["path"])
         else:
             _fetch.download(job, source["url"], archive + ".fetched.part")
-            _fetch.verified_copy(archive + ".fetched.part", archive, source["sha256"], _fetch.redacted(source["url"]))
+            _fetch.verified_copy(archive + ".fetched.part", archive, source["sha256"], _http.redacted(source["url"]))
             _fetch.remove(archive + ".fetched.part", archive + ".fetched.part.json")
     job.progress("unpack", message=f"the sources of {args['build']}")
     _fetch.unpack_tree(archive, tree)

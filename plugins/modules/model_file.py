@@ -156,7 +156,7 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _fetch
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _fetch, _http
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import read_model
 from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import account_for, advance, progress_of
@@ -229,7 +229,7 @@ def fetch(options: dict[str, Any], check_mode: bool) -> dict[str, Any]:
             size = sum(os.path.getsize(name) for name in _fetch.model_files(path))
             return _result(path, {"path": path, "sha256": None, "size": size}, False)
     identity = {name: options[name] for name in NAMES}
-    identity["url"] = _fetch.redacted(options["url"]) if options["url"] else None
+    identity["url"] = _http.redacted(options["url"]) if options["url"] else None
     known = _fetch.known_model(prefix, path, identity)
     if known is not None and options["follow"] is None:
         return _result(path, known, False)

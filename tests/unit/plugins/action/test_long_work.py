@@ -34,7 +34,7 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 add_executable(ggml-rpc-server main.c)
 add_custom_command(TARGET ggml-rpc-server PRE_LINK COMMAND sleep 11)
 """
-FACTS = {
+FACTS: dict[str, Any] = {
     "backend": "cpu",
     "candidates": [{"backend": "cpu", "problems": [], "packages": {"build": ["cmake"], "run": [], "note": None}}],
     "class_id": "linux-test",

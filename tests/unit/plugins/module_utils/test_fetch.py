@@ -13,7 +13,7 @@ import tarfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.llamafleet.rpc.plugins.module_utils import _fetch
+from ansible_collections.llamafleet.rpc.plugins.module_utils import _fetch, _http
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fetch import FetchError
 
@@ -176,6 +176,4 @@ def test_every_pinned_requirement_has_a_version_and_hashes() -> None:
 
 
 def test_secrets_of_a_url_are_not_shown() -> None:
-    assert (
-        _fetch.redacted("https://user:pass@h.example:8443/a/b.gguf?sig=SECRET#x") == "https://h.example:8443/a/b.gguf"
-    )
+    assert _http.redacted("https://user:pass@h.example:8443/a/b.gguf?sig=SECRET#x") == "https://h.example:8443/a/b.gguf"
