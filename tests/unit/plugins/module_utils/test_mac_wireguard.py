@@ -29,6 +29,7 @@ class Mac(Launchd):
     """A Mac whose tunnel comes up ``after`` so many looks at its interface."""
 
     after: int = 0
+    routed: int = 0  # looks at the route until it leads into the tunnel
 
     def exists(self, path: str) -> bool:
         return path == MARK
@@ -43,7 +44,8 @@ class Mac(Launchd):
             inet = "\tinet 10.98.0.4 --> 10.98.0.4 netmask 0xfffff000\n"
             return Result(0, f"utun7: flags=8051<UP> mtu 1420\n{inet}", "") if self.after < 0 else Result(1, "", "")
         if name == "route":
-            return Result(0, "  interface: utun7\n", "")
+            self.routed -= 1
+            return Result(0, f"  interface: {'utun7' if self.routed < 0 else 'en0'}\n", "")
         if name == "wg":
             return Result(0, DUMP, "")
         if name == "ifconfig" and argv[2] == "mtu":
@@ -80,11 +82,12 @@ def test_the_job_comes_back_after_wireguard_go_ended_and_holds_no_key(place: Pla
 
 
 def test_the_start_is_waited_for(place: Place) -> None:
-    mac = Mac(after=5)
+    mac = Mac(after=5, routed=3)
     tunnel = daemon(mac, place)
     tunnel.write_drop_in(True)
     tunnel.restart(Live(present=False))
-    assert mac.changes == [f"bootstrap system {place.path('llamafleet.wg-llama')}"] and mac.after < 0
+    assert mac.changes == [f"bootstrap system {place.path('llamafleet.wg-llama')}"]
+    assert mac.after < 0 and mac.routed < 0, "the route comes last"
     tunnel.restart(Live(present=True))
     assert mac.changes[1:] == ["bootout system/llamafleet.wg-llama", mac.changes[0]]
 

@@ -151,6 +151,8 @@ def test_each_mig_slice_is_cuda0_of_an_instance_of_its_own() -> None:
         {"name": "small", "port": 6, "env": {"CUDA_VISIBLE_DEVICES": "MIG-cccc"}},
         {"name": "any", "port": 7},
     ]
+    both = {"name": "both", "port": 8, "env": {"CUDA_VISIBLE_DEVICES": "MIG-bbbb,MIG-cccc"}}
+    assert instances([both], facts=facts)[0]["devices"] == ["CUDA0"], "CUDA gives a process one slice, whatever it asks"
     found = instances(entries, facts=facts)
     assert [one["service"]["argv"][-2:] for one in found] == [["-d", "CUDA0"]] * 3
     assert [one["service"]["environment"]["CUDA_VISIBLE_DEVICES"] for one in found] == [
