@@ -112,7 +112,7 @@ class Systemd:
     def text(self, service: Service) -> str:
         # The first line is "systemd 252 (252.39-1~deb12u1)".
         version = re.match(r"systemd (\d+)", self._runner.run(["systemctl", "--version"]).stdout)
-        return systemd_unit(service, self._scope, rising=bool(version) and int(version.group(1)) >= 254)
+        return systemd_unit(service, self._scope, rising=version is not None and int(version.group(1)) >= 254)
 
     def check(self, name: str, text: str) -> None:
         """Refuse a unit that this host's systemd would, before it is put in place. What it loads beside is not ours."""

@@ -5,8 +5,8 @@
 
 The 4 are real ones, over ssh. The 50 are simulated: inventory hosts of this machine, in clusters of at most twelve
 workers, with their services under one supervisor, but without ssh, systemd and mesh (a kernel's 128 inotify instances
-carry some twenty real hosts). All share this machine's processors with Ansible, so times are no lower bound. What counts
-elsewhere are the tasks, each of which is a round trip. Judges nothing.
+carry some twenty real ones). All share the processors of this machine with Ansible: times are no lower bound. What
+counts elsewhere are the tasks, each of which is a round trip. Judges nothing.
 """
 
 from __future__ import annotations

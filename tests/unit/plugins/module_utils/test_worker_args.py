@@ -42,7 +42,7 @@ def test_devices_are_always_named_and_there_is_no_m() -> None:
 @pytest.mark.real
 def test_a_worker_whose_device_is_not_there_yet_ends(llama_bin: Path) -> None:
     """Case B4-01: a boot faster than the driver. It ends, so that Restart= applies, and does not serve a CPU."""
-    argv = [llama_bin / "ggml-rpc-server", "-H", "127.0.0.1", "-p", "1", "-d", "CUDA0"]
+    argv = [str(llama_bin / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", "1", "-d", "CUDA0"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 1 and "unknown device: CUDA0" in done.stderr
 
