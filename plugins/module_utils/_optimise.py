@@ -62,17 +62,23 @@ class Means(NamedTuple):
     halvings: int
 
 
-#: Up to so many stages everything is proved, but for tangled pools; with more, time goes first and the gap is stated.
+#: Up to so many stages everything is proved, but for tangled pools. Above, time goes first and the gap is stated.
 FEW = 8
 _THOROUGH = Means(
     rounds=24, priced_rounds=24, width=4, branches=12, each=4, effort=1 << 30, search=1 << 30, halvings=12
 )
-_QUICK = Means(rounds=1, priced_rounds=3, width=2, branches=5, each=1, effort=0, search=600, halvings=0)
+_MIDDLE = Means(rounds=8, priced_rounds=12, width=4, branches=12, each=4, effort=4_000, search=4_000, halvings=4)
+_QUICK = Means(rounds=1, priced_rounds=3, width=1, branches=6, each=1, effort=0, search=600, halvings=0)
+_SMALL = 400  # stages x units up to which a middle course takes no longer than the quick one with the most of both
 _EFFORT_HALVING = 4_000  # as ``search``, where nothing but a better start is at stake
+_TRIES = 1  # steps down from the worst stage of the order given, where time goes first
+_NEAR = 1.02  # with many stages, a way of running that starts from more than this of the best one is not searched
 
 
 def _means(problem: Problem) -> Means:
-    means = _THOROUGH if len(problem.stages) <= FEW else _QUICK
+    means = _THOROUGH if problem.effort >= _MIDDLE.effort * 2 else _MIDDLE
+    if len(problem.stages) > FEW:
+        means = _MIDDLE if len(problem.stages) * problem.units <= _SMALL else _QUICK
     return means._replace(effort=min(means.effort, problem.effort), search=min(means.search, problem.effort))
 
 
@@ -112,7 +118,7 @@ def cheapest(
         return Answer(wanted, INF if seed is None else seed.cost)
     family, means = families(problem, limits), _means(problem)
     if seed is None:
-        greedy = len(problem.stages) > FEW
+        greedy = not means.effort
         seed, final = any_placement(problem, fits, limits, family, means.search, greedy)
         if seed is None and final:
             return Answer(None, INF)
@@ -122,6 +128,8 @@ def cheapest(
     top = kept.cost if kept else below
     if bound.value >= top - slack_of(top):
         return Answer(kept, min(bound.value, top))
+    if not means.effort and seed is not None and seed.cost > below * _NEAR:
+        return Answer(None, bound.value)
     search = Search(problem, fits, plain, limits, family, bound, kept, below)
     proved = search.run(means.width, means.branches, means.each, means.effort)
     best = search.best and _tidied(problem, fits, limits, search.best)
@@ -183,22 +191,23 @@ def _tidied(problem: Problem, fits: Fits, limits: Sequence[Limit], found: Placem
     return found if worse or any(limit.use(problem, other) > limit.size for limit in limits) else other
 
 
-def cost_bound(problem: Problem, seed: Placement | None) -> float:
-    """No placement costs less in total; quick, and not as close as what ``cheapest`` says."""
+def cost_bound(problem: Problem, like: Placement) -> float:
+    """No placement costs less in total; quick, and not as close as what ``cheapest`` says.
+
+    ``like``: a placement on the same stages, perhaps of another way to run them, to take rents from.
+    """
     if not problem.stages:
         return min((start.cost for start in problem.starts if start.units == problem.units), default=INF)
+    if not problem.starts:
+        return INF
+    if not _means(problem).effort:  # every unit on the quickest stage, and one hop
+        quickest = min(problem.stages, key=lambda stage: stage.time[-1]).time
+        hop = min(min(stage.hop_first, stage.hop_later) for stage in problem.stages)
+        rest = [quickest[-1] - here for here in quickest]
+        return min(start.cost + (rest[start.units] + hop if rest[start.units] else 0) for start in problem.starts)
     fits, limits = find_fits(problem, None), find_limits(problem)
     plain = [plain_cost(stage) for stage in problem.stages]
-    return best_bound(
-        problem,
-        fits,
-        plain,
-        limits,
-        families(problem, limits),
-        seed,
-        seed or _chain.in_order(problem, fits, plain),
-        _QUICK.rounds,
-    ).value
+    return best_bound(problem, fits, plain, limits, families(problem, limits), None, like, _QUICK.rounds).value
 
 
 def alone(problem: Problem) -> list[Placement]:
@@ -216,8 +225,11 @@ def alone(problem: Problem) -> list[Placement]:
     return found
 
 
-def most_even(problem: Problem) -> Answer:
-    """Of the placements whose fullest stage (bytes / scale) is least full, the cheapest one."""
+def most_even(problem: Problem, below: float = INF) -> Answer:
+    """Of the placements whose fullest stage (bytes / scale) is least full, the cheapest one.
+
+    ``below``: a placement that is fuller than that is not wanted.
+    """
 
     def limited(limit: float, strict: bool) -> tuple[Problem, int | None]:
         part = limit * (_BELOW if strict else _ABOVE)
@@ -226,17 +238,20 @@ def most_even(problem: Problem) -> Answer:
         starts = [start for start in problem.starts if (start.load < limit if strict else start.load <= limit)]
         return replace(problem, stages=stages, starts=starts), None
 
-    return _narrowest(problem, [load_cost(problem, stage) for stage in problem.stages], limited, fullest)
+    return _narrowest(problem, [load_cost(problem, stage) for stage in problem.stages], limited, fullest, below)
 
 
-def shortest_stage(problem: Problem) -> Answer:
-    """Of the placements whose slowest stage is fastest, the cheapest one."""
+def shortest_stage(problem: Problem, below: float = INF) -> Answer:
+    """Of the placements whose slowest stage is fastest, the cheapest one.
+
+    ``below``: a placement whose slowest stage takes longer is not wanted.
+    """
 
     def limited(limit: float, strict: bool) -> tuple[Problem, int | None]:
         most = int(limit) - (1 if strict else 0)
         return replace(problem, starts=[start for start in problem.starts if start.cost <= most]), most
 
-    return _narrowest(problem, [plain_cost(stage) for stage in problem.stages], limited, slowest)
+    return _narrowest(problem, [plain_cost(stage) for stage in problem.stages], limited, slowest, below)
 
 
 def _narrowest(
@@ -244,6 +259,7 @@ def _narrowest(
     costs: Sequence[Cost],
     limited: Callable[[float, bool], tuple[Problem, int | None]],
     worst: Callable[[Problem, Placement], float],
+    below: float,
 ) -> Answer:
     """The cheapest placement at the smallest limit on the cost of every single stage (and of the start).
 
@@ -254,15 +270,20 @@ def _narrowest(
     def some(limit: float, strict: bool, tries: int) -> tuple[Placement | None, bool]:
         other, most = limited(limit, strict)
         limits = find_limits(other)
-        greedy = len(problem.stages) > FEW
+        greedy = not means.effort
         return any_placement(other, find_fits(other, most), limits, families(other, limits), tries, greedy)
 
+    low = _least_limit(problem, costs)
+    if low > below * _ABOVE:
+        return Answer(None, low)
     found, final = _in_order(problem, costs, limited), False
     if found is None:
         found, final = some(1 << 60, False, means.search)
     if found is None:
-        return Answer(None, INF if final else _least_limit(problem, costs))
-    high, low = worst(problem, found), _least_limit(problem, costs)
+        return Answer(None, INF if final else low)
+    high = worst(problem, found)
+    if not means.effort and high > below * _NEAR:
+        return Answer(None, low)
     doubtful = low  # nothing was found there, which proves nothing
     for _halving in range(means.halvings):
         if high - doubtful <= slack_of(high) or high <= low:
@@ -275,11 +296,12 @@ def _narrowest(
             doubtful = middle
             low = middle if final else low
     proved = high <= low
-    while not proved:
+    tries = 0
+    while not proved and (means.effort or tries < _TRIES):
         other, proved = some(high, True, means.search)
         if other is None:
             break
-        found, high, proved = other, worst(problem, other), False
+        found, high, proved, tries = other, worst(problem, other), False, tries + 1
     narrowed, most = limited(high, False)
     return Answer(
         cheapest(narrowed, most, seed=found, quick=not means.effort).placement or found,

@@ -108,8 +108,7 @@ def _solve_with(request: Request, allowed: Sequence[Device], level: int, lend: b
     key, chosen, placement, way = best
     least = bound
     if request.objective != "latency":
-        seeds = (placement if problem is chosen else None for problem, _way in tried)
-        least = min(_optimise.cost_bound(problem, seed) for (problem, _way), seed in zip(tried, seeds))
+        least = min(_optimise.cost_bound(problem, placement) for problem, _way in tried)
     return Solved(chosen, stages, placement, way, level, key[0], min(bound, key[0]), min(least, placement.cost))
 
 
@@ -125,9 +124,9 @@ def _optima(objective: str, problem: _optimise.Problem, way: Way, known: float) 
         for placement in _optimise.alone(problem):
             yield _optimise.Answer(placement, _key(objective, problem, placement, way)[0])
     elif objective == "memory":
-        yield _optimise.most_even(problem)
+        yield _optimise.most_even(problem, below=known)
     elif objective == "prefill" and way.pipelining:
-        yield _optimise.shortest_stage(problem)
+        yield _optimise.shortest_stage(problem, below=known)
     else:
         yield _optimise.cheapest(problem, below=known)
 

@@ -38,7 +38,7 @@ def a_model(layers: int) -> dict[str, Any]:
     width = 130 * 1024 // layers
     for each in held:
         each["caches"] = [{"k_width": width, "v_width": width, "window": None, "ratio": 1, "per_sequence": False}]
-    return model(held, n_embd=4096, n_vocab=128256, input_bytes=500 * MIB, output_bytes=500 * MIB)
+    return model(held, n_embd=4096, n_vocab=128256, input_bytes=500 * MIB, output_bytes=500 * MIB, head_bytes=500 * MIB)
 
 
 def some_devices(count: int, pools: int) -> list[dict[str, Any]]:
