@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -100,7 +101,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
         os.chmod(directory, 0o755)  # noqa: S103  the account of the services has to get in
         real(Path(directory))
-        simulated(50, Path(directory))
+        simulated(int(sys.argv[1]) if len(sys.argv) > 1 else 50, Path(directory))
 
 
 if __name__ == "__main__":
