@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import nsmallest
+from operator import mul
 from typing import NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._rents import Arc, Bound, Family, arcs, slack_of
@@ -326,7 +327,11 @@ class Search:
             index for index, limit in enumerate(self.limits) if any(not mask >> member & 1 for member in limit.members)
         ]
         kept: list[_Label] = []
-        for label in sorted(labels, key=lambda label: (label.spent, label.used)):
+        for label in sorted(labels, key=lambda label: (self._cost(label), label.used)):
             if not any(all(other.used[k] <= label.used[k] for k in open_limits) for other in kept):
                 kept.append(label)
         return kept
+
+    def _cost(self, label: _Label) -> float:
+        """What a label costs without the prices of what it uses; its rents are those of all with the same stages."""
+        return label.spent - sum(map(mul, self.bound.prices, label.used))
