@@ -334,4 +334,5 @@ class Search:
 
     def _cost(self, label: _Label) -> float:
         """What a label costs without the prices of what it uses; its rents are those of all with the same stages."""
-        return label.spent - sum(map(mul, self.bound.prices, label.used))
+        cost: float = label.spent - sum(map(mul, self.bound.prices, label.used))
+        return cost
