@@ -254,17 +254,19 @@ def test_urgent_models_come_first_and_each_model_gets_a_copy_before_any_gets_a_s
 
 
 def test_the_smallest_hosts_are_tried_where_the_fastest_leave_a_copy_out() -> None:
-    """The fast roomy host holds one copy alone or two with the help of others; copies count more than speed."""
+    """The two fast hosts together would leave two that hold no copy: copies count more than speed."""
     hosts = [
-        host("a", ("CUDA0", 1300, 900.0)),
-        host("b", ("CUDA0", 900, 800.0)),
-        host("c", ("CUDA0", 700, 30.0)),
-        host("d", ("CUDA0", 700, 30.0)),
-        host("e", ("CUDA0", 500, 30.0)),
+        host("fast", ("CUDA0", 700, 900.0)),
+        host("faster", ("CUDA0", 900, 900.0)),
+        host("slow", ("CUDA0", 700, 400.0)),
+        host("small", ("CUDA0", 450, 400.0)),
     ]
-    result = place_models(hosts, [wish("m", replicas=3)])
-    assert result["bound"]["placed"] == 3 and not result["unplaced"]
-    check(hosts, [wish("m", replicas=3)], result)
+    assert members(place_models(hosts, [wish("m")])) == {"m-1": ("fast", "faster")}
+    both = members(place_models(hosts, [wish("m", replicas=2)]))
+    assert {frozenset(names) for names in both.values()} == {
+        frozenset(("fast", "slow")),
+        frozenset(("faster", "small")),
+    }
 
 
 def test_only_named_hosts_become_primaries() -> None:
