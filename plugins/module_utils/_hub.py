@@ -9,6 +9,7 @@ plain ``owner/repo/file.gguf`` where no such path exists. ``HF_ENDPOINT`` names 
 
 from __future__ import annotations
 
+import os
 import re
 import urllib.parse
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def place_of(source: str, endpoint: str, exists: Callable[[str], bool]) -> Place
         return Place(None, re.sub(r"(//[^/]+/[^/]+/[^/]+)/blob/", r"\1/resolve/", source) if of_hub else source, of_hub)
     wants_hub = source.startswith("hf:")
     if not wants_hub and (exists(source) or source.startswith(("/", ".", "~"))):
-        return Place(source, None, False)
+        return Place(os.path.expanduser(source), None, False)
     match = _NAMED.fullmatch(source)
     if match:
         if not is_web(endpoint):

@@ -270,7 +270,7 @@ def main() -> None:
         else:
             place = place_of(params["source"] or params["url"], params["endpoint"] or HUB, os.path.exists)
         if place.url is None:
-            header = read_model(os.path.expanduser(place.path or ""))
+            header = read_model(place.path or "")
         else:
             header = read_model_url(place.url, timeout, params["token"] if place.of_hub else "")
         if params["projector"]:

@@ -22,8 +22,8 @@ from ansible_collections.llamafleet.rpc.tests.unit.plan_world import GIB, MIB, d
 TYPES = ("f16", "q8_0", "q4_0")
 
 
-def fits(known: dict[str, Any], devices: list[dict[str, Any]], **options: Any) -> bool:
-    return bool(plan_split(known, devices, **options)["feasible"])
+def fits(known: dict[str, Any], devices: list[dict[str, Any]], n_ctx: int, **options: Any) -> bool:
+    return bool(plan_split(known, devices, n_ctx=n_ctx, **options)["feasible"])
 
 
 def grown(devices: list[dict[str, Any]], pool: str, size: int) -> list[dict[str, Any]]:
