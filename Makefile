@@ -20,7 +20,7 @@ demo: ## from nothing to an answered prompt: two workers and a primary on this m
 
 bench: ## measure the planner, the demo's fleet with llama-bench over its plan, and (as root) fleets of real hosts
 	@venv=$$(sh tests/tools/venv.sh requirements-dev.txt) && PATH="$$venv/bin:$$PATH" PYTHONPATH=.collections \
-		python -m ansible_collections.llamafleet.rpc.tests.bench.plan_bench
+		sh -c 'for bench in plan place; do python -m ansible_collections.llamafleet.rpc.tests.bench.$${bench}_bench; done'
 	@$(PLAY) playbooks/bench.yml $(ARGS)
 	@$(GATES) build bench
 
