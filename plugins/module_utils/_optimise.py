@@ -68,7 +68,7 @@ _THOROUGH = Means(
     rounds=24, priced_rounds=24, width=4, branches=12, each=4, effort=1 << 30, search=1 << 30, halvings=12
 )
 _MIDDLE = Means(rounds=8, priced_rounds=12, width=4, branches=12, each=4, effort=4_000, search=4_000, halvings=4)
-_QUICK = Means(rounds=1, priced_rounds=3, width=1, branches=6, each=1, effort=0, search=600, halvings=0)
+_QUICK = Means(rounds=1, priced_rounds=3, width=1, branches=4, each=1, effort=0, search=600, halvings=0)
 _SMALL = 400  # stages x units up to which a middle course takes no longer than the quick one with the most of both
 _EFFORT_HALVING = 4_000  # as ``search``, where nothing but a better start is at stake
 _TRIES = 1  # steps down from the worst stage of the order given, where time goes first

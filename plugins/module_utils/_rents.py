@@ -31,7 +31,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._stages import (
 )
 
 _SLACK = 30  # bits: what is dearer by less than a part in 2^30 counts as equal
-_RATES = 6  # prices of a unit that are tried for the first rents
+_RATES = 3  # prices of a unit that are tried for the first rents
 
 
 class Family(NamedTuple):
