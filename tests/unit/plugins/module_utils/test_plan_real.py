@@ -224,7 +224,8 @@ def test_bytes_on_the_wire_and_the_output_matrix_on_the_primary(
             {"host": "head", "endpoint": None, "device": "CPU", "usable": 2 * GIB, "bandwidth": 20e9,
              "min_units": layers_on_cpu or None, "max_units": layers_on_cpu or None},
             *({"host": f"w{k}", "endpoint": f"127.0.0.1:{relay.port}", "device": "CPU", "usable": GIB,
-               "bandwidth": 20e9, "link_mbps": link_mbps, "min_units": per_worker + k} for k, relay in enumerate(relays)),
+               "bandwidth": 20e9, "link_mbps": link_mbps, "min_units": per_worker + k}
+              for k, relay in enumerate(relays)),
         ]  # fmt: skip
         model = model_from_header(read_model(str(demo_model))).to_dict()
         # With a prompt cache the primary would fetch the caches of finished requests from the workers.
