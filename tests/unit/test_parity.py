@@ -208,6 +208,12 @@ def test_facts_are_not_taken_from_variables_of_their_own() -> None:
     assert "inject_facts_as_vars = false" in (ROOT / "ansible.cfg").read_text(encoding="utf-8")
 
 
+def test_a_conditional_that_is_no_boolean_stays_an_error() -> None:
+    """Case B6-01: ansible-core 2.19 and later find it in every run, the scenarios' too, unless that is switched off."""
+    off = "allow_broken_" + "conditionals"
+    assert not [name for name, text in own_text().items() if off in text.lower()]
+
+
 def test_each_make_command_that_the_documents_name_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     documents = {name: text for name, text in own_text().items() if name.endswith(".md")}
