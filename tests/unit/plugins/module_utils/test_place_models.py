@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -152,7 +152,7 @@ SPEEDS = st.sampled_from([40.0, 100.0, 400.0, 900.0])
 
 
 @st.composite
-def fleets(draw: Callable[[Any], Any], most: int) -> list[dict[str, Any]]:
+def fleets(draw: st.DrawFn, most: int) -> list[dict[str, Any]]:
     found = []
     for number in range(draw(st.integers(1, most))):
         devices = [(f"CUDA{k}", draw(SIZES), draw(SPEEDS)) for k in range(draw(st.integers(0, 2)))]
@@ -164,7 +164,7 @@ def fleets(draw: Callable[[Any], Any], most: int) -> list[dict[str, Any]]:
 
 
 @st.composite
-def requests(draw: Callable[[Any], Any]) -> list[dict[str, Any]]:
+def requests(draw: st.DrawFn) -> list[dict[str, Any]]:
     return [
         wish(
             f"m{number}",
