@@ -249,10 +249,13 @@ def _predicted(request: Request, solved: Solved, held: Sequence[Part]) -> dict[s
             hardware += device.rtt_ms + (part.wire * 8 / (device.link_mbps * 1000) if device.link_mbps else 0)
     total = milliseconds(solved.placement.cost)
     proved = solved.proved and request.objective == "latency"
+    # Whoever reads them, all bytes are read once, and nobody is quicker than the quickest.
+    fastest = max(device.bandwidth for device in request.devices)
+    floor = round((sum(sizes.active) + sum(sizes.context)) / fastest * 1000, 6)
     return {
         "ms_per_token": total,
         "tokens_per_s": round(1000 / total, 3) if total else None,
-        "lower_bound_ms": total if proved else min(total, milliseconds(solved.cost_bound)),
+        "lower_bound_ms": total if proved else min(total, max(floor, milliseconds(solved.cost_bound))),
         "gap": round(solved.gap, 6),
         "hardware_ms": round(hardware, 6),
         "wire_bytes_per_token": wire,
