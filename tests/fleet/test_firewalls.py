@@ -44,8 +44,6 @@ def test_ufw_gets_its_rules_and_firewalld_is_told_of(inventory: Inventory) -> No
     sh("w2", said[1])
     play(inventory, "site")
     assert "Paris" in answer()
-    again = play(inventory, "site")
-    assert not any(again.changed.values()), again.changed
     assert "# llamafleet" in sh("w1", "ufw status")
 
 
