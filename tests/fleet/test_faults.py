@@ -156,20 +156,6 @@ def test_a_full_disk_stops_the_fetch_of_a_model_and_leaves_no_half_of_one(invent
     assert answer() == proved
 
 
-def test_a_full_disk_stops_a_build(inventory: Inventory, proved: str) -> None:
-    """Other switches are another build, for which w1 has no room: it stops before, and the old one serves on."""
-    switches = {"llama_build_cmake_flags": ["-DGGML_LTO=ON"]}
-    inventory.change(hosts=dict.fromkeys(("p1", *WORKERS), switches), fleet=PATIENCE)
-    fleet("limit", "w1", "free=100M")
-    try:
-        run = stopped(inventory, proved)
-    finally:
-        fleet("limit", "w1", "free=all")
-        inventory.change(fleet=PATIENCE)
-    assert "not enough disk space for building llama.cpp" in run.flat
-    assert sh("w1", "ls /opt/llamafleet/builds | wc -l") == "1\n"
-
-
 # --- the fleet gets over it alone ---
 
 
