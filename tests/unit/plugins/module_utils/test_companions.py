@@ -125,6 +125,7 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> N
         plan_with(model(), HEAD, n_ctx=2048, **options)
 
 
+@pytest.mark.real
 def test_a_file_that_is_no_projector_is_named(demo_model: Path) -> None:
     with pytest.raises(ProjectorError, match="is a model of architecture 'llama' and no projector"):
         projector_from_header(read_model(str(demo_model)))
