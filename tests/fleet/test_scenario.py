@@ -26,6 +26,7 @@ def test_the_scenario_on_real_hosts(tmp_path: Path) -> None:
             env={
                 **environment(),
                 "LLAMAFLEET_FLEET_INVENTORY": str(inventory.directory),
+                "NO_COLOR": "1",
                 "PATH": f"{molecule.parent}:{environment()['PATH']}",
             },
             stdin=subprocess.DEVNULL,
