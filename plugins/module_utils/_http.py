@@ -51,7 +51,7 @@ def send(
     ``url`` must have passed ``is_web``, and ``may_carry_token`` if there is a token. Raises what urllib raises:
     HTTPError for a status from 400 on; URLError, another OSError, HTTPException or ValueError without an answer.
     """
-    request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - is_web, see above
+    request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - callers check http(s) by is_web
     request.add_header("User-Agent", "llamafleet.rpc")
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")

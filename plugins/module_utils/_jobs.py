@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._files import read_json, write_json
-from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import KNOWN_PLACES
+from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import KNOWN_PLACES, SystemRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,6 +56,18 @@ class Account(NamedTuple):
     uid: int
     gid: int
     home: str
+
+
+def runner_for(account: Account | None) -> SystemRunner:
+    """A Runner whose commands run as the account."""
+    return SystemRunner(None if account is None else (account.uid, account.gid))
+
+
+def hand_over(directory: str, account: Account | None) -> None:
+    """Give a directory and the files in it to the account; nothing where that is whoever runs this."""
+    if account is not None:
+        for path in (directory, *(os.path.join(directory, name) for name in os.listdir(directory))):
+            os.chown(path, account.uid, account.gid)
 
 
 def account_for(user: str) -> Account | None:

@@ -101,10 +101,10 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _calibrate, _rpc_wire, _twin
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import read_model
-from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import Account, account_for
+from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import Account, account_for, hand_over, runner_for
 from ansible_collections.llamafleet.rpc.plugins.module_utils._model import model_from_header
 from ansible_collections.llamafleet.rpc.plugins.module_utils._records import is_primary_cpu
-from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Runner, SystemRunner
+from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import Runner
 
 
 def main() -> None:
@@ -129,7 +129,7 @@ def main() -> None:
         account = account_for(options["user"])
     except FleetError as error:
         module.fail_json(msg=str(error))
-    runner = SystemRunner(None if account is None else (account.uid, account.gid))
+    runner = runner_for(account)
     measured: list[dict[str, Any]] = []
     problems: list[str] = []
     for device in options["devices"]:
@@ -154,9 +154,7 @@ def measure(
         for layers in _calibrate.layer_counts(shape, device["usable"]):
             path = os.path.join(directory, f"{layers}.gguf")
             stand_ins[layers] = (path, _twin.write_twin(path, shape, layers))
-        if account is not None:
-            for place in (directory, *(path for path, _size in stand_ins.values())):
-                os.chown(place, account.uid, account.gid)
+        hand_over(directory, account)
         rtt = _rpc_wire.round_trip_ms(runner, endpoint) if endpoint else None
         extra = _calibrate.threads(options["arguments"])
         return _calibrate.measure(runner, options["program"], target, shape, stand_ins, rtt, options["timeout"], extra)

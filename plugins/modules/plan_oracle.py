@@ -101,9 +101,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _oracle
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import copy_headers, read_model
-from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import account_for
+from ansible_collections.llamafleet.rpc.plugins.module_utils._jobs import account_for, hand_over, runner_for
 from ansible_collections.llamafleet.rpc.plugins.module_utils._model import model_from_header
-from ansible_collections.llamafleet.rpc.plugins.module_utils._runner import SystemRunner
 from ansible_collections.llamafleet.rpc.plugins.module_utils._server_args import server_args
 
 
@@ -144,10 +143,8 @@ def consult(options: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[st
     with tempfile.TemporaryDirectory(prefix="llamafleet-oracle-") as directory:
         os.environ.update(GGML_NO_BACKTRACE="1", GGML_RPC_NO_RDMA="1", HOME=directory)
         copy = copy_headers(options["path"], directory)
-        if account is not None:
-            for path in (directory, *(os.path.join(directory, name) for name in os.listdir(directory))):
-                os.chown(path, account.uid, account.gid)
-        runner = SystemRunner(None if account is None else (account.uid, account.gid))
+        hand_over(directory, account)
+        runner = runner_for(account)
         argv = [options["program"], *server_args(options["plan"], copy, options["build"], "llama-fit-params")]
         return _oracle.compare(options["plan"], model, _oracle.ask(runner, argv, options["timeout"]))
 
