@@ -71,24 +71,16 @@ _value:
 """
 
 from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._companions import OPTIONS as COMPANIONS
-from ansible_collections.llamafleet.rpc.plugins.module_utils._companions import plan_with
+from ansible_collections.llamafleet.rpc.plugins.module_utils._companions import check_options, plan_with
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._plan import plan_split
-
-OPTIONS = frozenset(signature(plan_split).parameters) - {"model", "devices"} | frozenset(COMPANIONS)
 
 
 def plan_primary(model: Any, devices: Any, **options: Any) -> dict[str, Any]:
-    unknown = sorted(set(options) - OPTIONS)
-    if unknown or "n_ctx" not in options:
-        problem = f"unknown option {', '.join(unknown)}" if unknown else "n_ctx is missing"
-        raise AnsibleFilterError(f"llamafleet.rpc.plan_primary: {problem}; there are {', '.join(sorted(OPTIONS))}")
     try:
+        check_options(options)
         return plan_with(model, devices, **options)
     except FleetError as error:
         raise AnsibleFilterError(f"llamafleet.rpc.plan_primary: {error}") from error

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory, _plan
@@ -102,6 +103,15 @@ def companions_of(options: Mapping[str, object]) -> tuple[Companions, dict[str, 
     if found.draft is not None and found.mtp:
         raise CompanionError("a draft model and the model's own MTP layers are both asked for; choose one")
     return found, others
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Refuse named options of a plan that there are not, and a plan for no number of tokens."""
+    known = set(signature(_plan.plan_split).parameters) - {"model", "devices"} | set(OPTIONS)
+    unknown = sorted(set(options) - known)
+    if unknown or "n_ctx" not in options:
+        problem = f"unknown option {', '.join(unknown)}" if unknown else "n_ctx is missing"
+        raise CompanionError(f"{problem}; there are {', '.join(sorted(known))}")
 
 
 def plan_with(model: object, devices: object, **options: object) -> dict[str, Any]:
