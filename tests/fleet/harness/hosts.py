@@ -89,9 +89,11 @@ def _prepare(fleet: Fleet, host: Host) -> None:
         (etc / "resolv.conf").touch()
     # The account's own systemd stays when its last session ends. On version 1 of cgroups a host is not told that a
     # group is empty, so that the end of one may take its whole timeout, and who logs in meanwhile waits for that.
-    linger = root(host.name) / "var/lib/systemd/linger"
-    linger.mkdir(mode=0o755, exist_ok=True)
-    (linger / "deploy").touch()
+    # Where logins do not start it (no libpam-systemd), it cannot start at all: no XDG_RUNTIME_DIR.
+    if next((root(host.name) / "usr/lib").glob("*/security/pam_systemd.so"), None):
+        linger = root(host.name) / "var/lib/systemd/linger"
+        linger.mkdir(mode=0o755, exist_ok=True)
+        (linger / "deploy").touch()
     for kind in ("ed25519", "rsa"):
         (etc / f"ssh/ssh_host_{kind}_key").unlink(missing_ok=True)
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", host.name, "-f", etc / "ssh/ssh_host_ed25519_key")
