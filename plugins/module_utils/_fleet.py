@@ -17,6 +17,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import
     checked_address,
     checked_instances,
     checked_port,
+    service_name,
 )
 
 DEFAULT_CLUSTER = "default"
@@ -198,6 +199,62 @@ def _cluster_problems(clusters: Mapping[str, Mapping[str, list[str]]]) -> list[s
                 f"{both} is primary and worker of cluster {cluster}; the primary uses its own devices without a "
                 f"worker: remove it from {WORKER_GROUP}"
             )
+    return found
+
+
+def machine_problems(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Host -> what is wrong with the machine behind it; hosts that ``host_facts`` has not looked at are left out.
+
+    Several inventory hosts may be one machine where their services and endpoints differ. Containers of one machine,
+    which may share its identity, are told apart by their addresses: they have services and endpoints of their own.
+    Machines that were copied with their identity (machine-id) would be planned as one memory.
+    """
+    machines: dict[str, list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]] = {}
+    for host in hosts:
+        facts = (host.get("ansible_facts") or {}).get("llamafleet")
+        if facts:
+            machines.setdefault(str(facts["machine_id"]), []).append((str(host["inventory_hostname"]), host, facts))
+    found: dict[str, str] = {}
+    for machine, members in machines.items():
+        if len({facts.get("boot_id") for _name, _host, facts in members}) > 1:
+            names = [name for name, _host, _facts in members]
+            for name in names:
+                found[name] = (
+                    f"{', '.join(names[:5])} are different machines with one identity ({machine}), as copies of a disk "
+                    "are, and their memory would count as one. Give each its own: remove /etc/machine-id, run "
+                    "systemd-machine-id-setup, and reboot"
+                )
+            continue
+        taken: dict[tuple[frozenset[str], str], str] = {}
+        for name, host, facts in members:
+            addresses = frozenset(str(link.get("address")) for link in facts.get("links") or [])
+            own = _on_machine(host)
+            clash = [what for what in own if (addresses, what) in taken]
+            if clash:
+                found[name] = (
+                    f"{name} and {taken[addresses, clash[0]]} are one machine ({machine}), and both would have "
+                    f"{' and '.join(clash)}. Take one of them out of the inventory, or give its instances names and "
+                    "ports of their own in llama_worker_instances"
+                )
+            for what in own:
+                taken.setdefault((addresses, what), name)
+    return found
+
+
+def _on_machine(host: Mapping[str, Any]) -> list[str]:
+    """What a machine has once: the services of a host, and the addresses that they listen on."""
+    name, groups = str(host["inventory_hostname"]), set(host.get("group_names") or [])
+    own = str(host.get("llama_fleet_cluster") or DEFAULT_CLUSTER)
+    found: list[str] = []
+    if PRIMARY_GROUP in groups:
+        address = host.get("llama_primary_host") or DEFAULT_ADDRESS
+        port = host.get("llama_primary_port") or DEFAULT_PRIMARY_PORT
+        found += [f"the service {service_name('llama-server', own)}", f"the endpoint {address}:{port}"]
+    if WORKER_GROUP in groups:
+        address = host.get("llama_worker_address") or DEFAULT_ADDRESS
+        for instance in checked_instances(host.get("llama_worker_instances") or DEFAULT_INSTANCES, name):
+            unit = service_name("llama-rpc", str(instance.get("cluster") or own), instance["name"])
+            found += [f"the service {unit}", f"the endpoint {address}:{instance['port']}"]
     return found
 
 

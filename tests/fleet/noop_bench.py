@@ -52,7 +52,7 @@ def simulated_inventory(count: int, prefix: Path) -> dict[str, Any]:
         variables: dict[str, Any] = {"llama_fleet_cluster": f"c{cluster}"}
         port = _FIRST_PORT + number
         if place:
-            instance = {"name": "cpu", "port": port, "backend": "cpu", "memory_limit": "160MiB", "threads": 1}
+            instance = {"name": f"w{place}", "port": port, "backend": "cpu", "memory_limit": "160MiB", "threads": 1}
             variables["llama_worker_instances"] = [instance]
         else:
             variables["llama_primary_port"] = port

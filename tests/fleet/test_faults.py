@@ -225,8 +225,16 @@ def test_a_worker_without_power_and_back(inventory: Inventory, proved: str) -> N
         ask(seconds=4, ok=False)
         run = play(inventory, "site", ok=False)
         assert "fatal: [w3]: UNREACHABLE!" in run.output
+        assert "for w3 failed or cannot be reached" in run.flat
         assert not any(run.changed.values()), run.changed
+        # Where it may be missing, the others serve meanwhile, as much as fits without it.
+        smaller = {**PATIENCE, "llama_fleet_missing_worker": "drop", "llama_primary_n_ctx": 512}
+        inventory.change(fleet=smaller)
+        play(inventory, "site", ok=False)  # which w3 has failed in, whatever became of the rest
+        assert answer() == proved
+        assert address("w3") not in str(kept("p1", "primary")["argv"])
     finally:
+        inventory.change(fleet=PATIENCE)
         fleet("start", "w3")
     healed(inventory, proved)
 

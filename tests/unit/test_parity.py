@@ -191,12 +191,12 @@ def test_what_is_done_once_is_one_for_all_hosts() -> None:
     set_once = {
         name for _path, task in tasks if task.get("run_once") for name in task.get("ansible.builtin.set_fact", {})
     }
-    assert set_once == {"llama_mesh__network", "llamafleet_topology"}
+    assert set_once == {"llama_mesh__network", "llama_preflight__machines", "llamafleet_topology"}
 
 
 def test_facts_are_not_taken_from_variables_of_their_own() -> None:
     """Cases B6-02 and B6-11: with inject_facts_as_vars=false, and no header that another run would write otherwise."""
-    magic = {"facts", "check_mode", "diff_mode", "play_hosts_all", "become"}
+    magic = {"facts", "check_mode", "diff_mode", "play_hosts", "play_hosts_all", "become"}
     found = {
         f"{path.relative_to(ROOT)}: ansible_{name}"
         for path in [*(ROOT / "playbooks").rglob("*.yml"), *(ROOT / "roles").rglob("*")]

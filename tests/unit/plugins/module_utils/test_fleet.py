@@ -12,6 +12,7 @@ import pytest
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import (
     fleet_problems,
     limit_problems,
+    machine_problems,
     topology,
     worker_identities,
 )
@@ -133,3 +134,43 @@ def test_identities_are_those_of_the_cluster_alone() -> None:
         {"cluster": "default", "instances": [{"endpoint": None, "started_at": None}]},
     ]
     assert worker_identities(records, "default") == {"10.0.0.2:1": "b:1"}
+
+
+def seen(host: dict[str, Any], machine: str, boot: str | None = "b", address: str = "10.0.0.1") -> dict[str, Any]:
+    """A host whose facts were collected."""
+    facts = {"machine_id": machine, "boot_id": boot, "links": [{"interface": "eth0", "address": address}]}
+    return {**host, "ansible_facts": {"llamafleet": facts}}
+
+
+def test_one_machine_twice_in_the_inventory_would_overwrite_its_own_services() -> None:
+    """By its name and by its address, for example: both would write llama-rpc-default-default."""
+    hosts = [seen(primary(), "m1"), seen(worker("gpu"), "m2"), worker("off"), seen(worker("gpu.lan"), "m2")]
+    problems = machine_problems(hosts)
+    assert set(problems) == {"gpu.lan"}
+    assert "gpu.lan and gpu are one machine (m2)" in problems["gpu.lan"]
+    assert "the service llama-rpc-default-default and the endpoint 127.0.0.1:50052" in problems["gpu.lan"]
+
+
+def test_hosts_of_one_machine_differ_in_services_and_endpoints() -> None:
+    two = {"llama_worker_instances": [{"name": "two", "port": 50053}]}
+    assert machine_problems([seen(primary(), "m"), seen(worker("a"), "m"), seen(worker("b", **two), "m")]) == {}
+    same = {"llama_worker_instances": [{"name": "two", "port": 8080}]}
+    assert (
+        "the endpoint 127.0.0.1:8080" in machine_problems([seen(primary(), "m"), seen(worker("b", **same), "m")])["b"]
+    )
+    elsewhere = {**same, "llama_worker_address": "127.0.0.2"}
+    assert machine_problems([seen(primary(), "m"), seen(worker("b", **elsewhere), "m")]) == {}
+
+
+def test_containers_of_one_machine_have_services_of_their_own() -> None:
+    assert (
+        machine_problems([seen(worker("a"), "m", "b", "172.17.0.2"), seen(worker("b"), "m", "b", "172.17.0.3")]) == {}
+    )
+
+
+def test_a_copied_machine_has_to_get_an_identity_of_its_own() -> None:
+    problems = machine_problems([seen(worker("a"), "m", "b1"), seen(worker("b"), "m", "b2"), seen(worker("c"), "n")])
+    assert set(problems) == {"a", "b"}
+    assert all(
+        "a, b are different machines" in text and "systemd-machine-id-setup" in text for text in problems.values()
+    )
