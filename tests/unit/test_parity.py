@@ -191,7 +191,12 @@ def test_what_is_done_once_is_one_for_all_hosts() -> None:
     set_once = {
         name for _path, task in tasks if task.get("run_once") for name in task.get("ansible.builtin.set_fact", {})
     }
-    assert set_once == {"llama_mesh__network", "llama_preflight__machines", "llamafleet_topology"}
+    assert set_once == {
+        "llama_mesh__network",
+        "llama_preflight__machines",
+        "llama_preflight__shared",
+        "llamafleet_topology",
+    }
 
 
 def test_facts_are_not_taken_from_variables_of_their_own() -> None:
