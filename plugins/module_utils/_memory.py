@@ -100,6 +100,11 @@ class ContextParams:
         """n_ubatch as llama-context.cpp cuts it: at most n_batch and n_ctx."""
         return min(self.n_ubatch, self.n_batch, self.n_ctx)
 
+    @property
+    def graph_tokens(self) -> int:
+        """Tokens that compute buffers are reserved for: the micro batch in equal parts per slot (graph_reserve)."""
+        return -(-self.micro_batch // self.n_parallel) * self.n_parallel
+
 
 def _pad(cells: int) -> int:
     return -(-cells // _PAD) * _PAD
@@ -161,7 +166,7 @@ def layer_context_bytes(model: Model, layer_index: int, params: ContextParams) -
     total = layer.state_per_sequence * params.n_parallel
     for cache in layer.caches:
         v_width = cache.v_width
-        if v_width and params.flash_attn == "off":  # the transposed V cache has one width for all layers
+        if v_width and not flashes(model, params):  # the transposed V cache has one width for all layers
             v_width = max(v_width, _widest_v(model))
         row = row_bytes(params.type_k, cache.k_width) + row_bytes(params.type_v, v_width)
         streams = params.n_parallel if cache.per_sequence else params.streams
@@ -211,12 +216,12 @@ def compute_bytes(
     activation = _activation(model, params)
     resident = _resident(model, is_first) * activation if pipelined else 3 * activation
     if model.side_input:
-        resident += (3 if is_first else 2) * params.micro_batch * model.side_input * _F32
-        if pipelined and is_first and activation == params.micro_batch * model.n_embd * _F32:
+        resident += (3 if is_first else 2) * params.graph_tokens * model.side_input * _F32
+        if pipelined and is_first and activation == params.graph_tokens * model.n_embd * _F32:
             resident += COPIES * activation
     if pipelined:
         spilled = _crossing(model, held, layers is None, is_first, is_last_with_output)
-        resident += COPIES * spilled * params.micro_batch
+        resident += COPIES * spilled * params.graph_tokens
     resident += (COPIES if pipelined else 1) * _borrowed(model, held, params)
     peak = max((_peak(model, index, params) for index in held if not model.layers[index].mtp), default=0)
     if is_last_with_output:
@@ -231,12 +236,12 @@ def host_compute_bytes(model: Model, params: ContextParams, pipelining: bool, la
     It keeps the inputs of all devices: 10 activations and the masks four times with pipelining, 4 and once without
     (measured on b11434). ``layers`` are those that its own CPU holds.
     """
-    activation = params.micro_batch * model.n_embd * _F32
+    activation = params.graph_tokens * model.n_embd * _F32
     held = list(layers)
     everything = _masks(model, range(len(model.layers)), params)
     inputs = (10 * activation + COPIES * everything) if pipelining else (4 * activation + everything)
     peak = max((_peak(model, index, params) for index in held), default=0)
-    side = (2 if pipelining else 1) * params.micro_batch * (model.side_input or 0) * _F32
+    side = (2 if pipelining else 1) * params.graph_tokens * (model.side_input or 0) * _F32
     return inputs + side + peak + _small(params)
 
 
@@ -278,7 +283,7 @@ def _borrowed(model: Model, held: list[int], params: ContextParams) -> int:
 
 def _activation(model: Model, params: ContextParams) -> int:
     """Bytes of what one layer hands to the next for one micro batch."""
-    return params.micro_batch * (model.stream or model.n_embd) * _F32
+    return params.graph_tokens * (model.stream or model.n_embd) * _F32
 
 
 def _peak(model: Model, index: int, params: ContextParams) -> int:
@@ -287,21 +292,36 @@ def _peak(model: Model, index: int, params: ContextParams) -> int:
     scratch = layer.scratch
     if scratch is None:  # a model without the extras: gate, up and product of a usual width, and its experts
         scratch = (14 + 4 * model.n_expert_used) * model.n_embd * _F32
-    total = scratch * params.micro_batch + 2 * layer.state_per_sequence * params.n_parallel
+    total = scratch * params.graph_tokens + 2 * layer.state_per_sequence * params.n_parallel
     if not layer.caches and layer.borrows_from is None:
         return total
     heads = layer.n_head or max(1, model.n_embd // 64)
     lender = layer if layer.borrows_from is None else model.layers[layer.borrows_from]
     for cache, indexer in zip(lender.caches, lender.caches[1:]):
         if (cache.window, cache.ratio) == (indexer.window, indexer.ratio):  # scores of the indexer and their order
-            total += 5 * cache_cells(indexer, params) * params.micro_batch
-    if params.flash_attn == "off":  # the scores of all heads are written out
+            total += 5 * cache_cells(indexer, params) * params.graph_tokens
+    if flashes(model, params):
+        total += sum(_halved(cache, params) for cache in lender.caches)
+    else:  # the scores of all heads are written out
         keys = [cache for cache in lender.caches if cache.k_width == lender.caches[0].k_width]
         cells = sum(cache_cells(cache, params) for cache in keys)
-        total += heads * cells * params.micro_batch * _F32
+        total += heads * cells * params.graph_tokens * _F32
     if _quantised(params):  # queries, keys and values are rotated before a quantised cache (llama-kv-cache.cpp)
-        total += 2 * params.micro_batch * model.n_embd * _F32
+        total += 2 * params.graph_tokens * model.n_embd * _F32
     return total
+
+
+def _halved(cache: Cache, params: ContextParams) -> int:
+    """Bytes of the F16 copies that flash attention makes of an F32 cache (llama-graph.cpp, build_attn_mha)."""
+    streams = params.n_parallel if cache.per_sequence else params.streams
+    width = cache.k_width if params.type_k == "f32" else 0
+    width += (cache.v_width or cache.k_width) if params.type_v == "f32" else 0  # latent: V is a view of K
+    return cache_cells(cache, params) * streams * width * 2
+
+
+def flashes(model: Model, params: ContextParams) -> bool:
+    """Whether attention is fused; for grok llama.cpp forces it off, whatever is asked for (llama_init_from_model)."""
+    return params.flash_attn != "off" and model.architecture != "grok"
 
 
 def quantised(params: ContextParams) -> tuple[bool, bool]:
@@ -320,7 +340,8 @@ def _small(params: ContextParams) -> int:
 
 def _masks(model: Model, held: Iterable[int], params: ContextParams) -> int:
     """Bytes of one copy of the attention masks of these layers: one per kind of cache."""
-    width = 2 if params.flash_attn != "off" else 4
+    flash = flashes(model, params)
+    width = 2 if flash else 4
     kinds: set[tuple[int, int | None, int, int]] = set()
     for index in held:
         layer = model.layers[index]
@@ -329,7 +350,7 @@ def _masks(model: Model, held: Iterable[int], params: ContextParams) -> int:
             (number, cache.window, cache.ratio, cache_cells(cache, params))
             for number, cache in enumerate(lender.caches)
         )
-    total = sum(kind[-1] for kind in kinds) * params.micro_batch * width
-    if params.flash_attn == "off":  # the transposed V cache is written by index, 8 bytes per element
-        total += len({kind[1] for kind in kinds}) * params.micro_batch * _widest_v(model) * 8
+    total = sum(kind[-1] for kind in kinds) * params.graph_tokens * width
+    if not flash:  # the transposed V cache is written by index, 8 bytes per element
+        total += len({kind[1] for kind in kinds}) * params.graph_tokens * _widest_v(model) * 8
     return total

@@ -27,6 +27,7 @@ CACHE_RAM_STEPS = (8192, 4096, 2048, 1024, 512, 256, 0)  # MiB; the first is lla
 DEFAULT_PRIORITY = 50
 MARGIN_BYTES = 64 * MIB
 MARGIN_DIVISOR = 50  # 2 %
+MAX_TOKENS = (1 << 31) - 1  # llama.cpp reads n_ctx and its like as int
 EFFORT = 100_000  # partial placements to try where memory pools are tangled: some seconds
 
 # Used where a device has no measured value. Guesses of the right order for common hardware, in bytes/s and ms.
@@ -164,7 +165,7 @@ def make_request(
     model: object, devices: object, params: Mapping[str, object], objective: object, margin: object, cache_ram: object
 ) -> Request:
     """Check everything that the caller gave; see ``plan_split`` for what is raised."""
-    known = Model.from_dict(model)
+    known = _checked_model(Model.from_dict(model))
     if objective not in OBJECTIVES:
         raise PlanError(f"objective is {objective!r}; it must be one of {', '.join(OBJECTIVES)}")
     checked = _context_params(params)
@@ -187,16 +188,37 @@ def make_request(
     )
 
 
+def _checked_model(model: Model) -> Model:
+    """``model``, or PlanError for what no header of a model says, and no rule of memory could be applied to."""
+    remedy = "pass the value that gguf_info returned"
+    if not model.n_embd:
+        raise PlanError(f"model.n_embd is 0, which no model has; {remedy}")
+    for index, layer in enumerate(model.layers):
+        if layer.borrows_from is not None and layer.borrows_from >= index:
+            raise PlanError(
+                f"model.layers[{index}].borrows_from is {layer.borrows_from}, but a layer can only use the cache of "
+                f"one before it; {remedy}"
+            )
+    return model
+
+
 def _context_params(values: Mapping[str, object]) -> _memory.ContextParams:
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name.startswith("n_"):
             found[name] = check_whole(value, name, least=1)
+            if found[name] > MAX_TOKENS:
+                raise PlanError(f"{name} is {value}, and llama.cpp takes at most {MAX_TOKENS}; lower it")
         elif name == "flash_attn" and isinstance(value, bool):  # YAML reads on and off as true and false
             found[name] = "on" if value else "off"
+        elif name in ("type_k", "type_v", "flash_attn") and not isinstance(value, str):
+            raise PlanError(f"{name} is {value!r}, a {type(value).__name__}; it must be text such as {_TEXT[name]}")
         else:
             found[name] = str(value) if isinstance(value, str) else value
     return _memory.ContextParams(**found)
+
+
+_TEXT = {"type_k": "f16", "type_v": "f16", "flash_attn": "auto"}
 
 
 def _sizes(model: Model, params: _memory.ContextParams) -> Sizes:
@@ -266,7 +288,7 @@ def _parse_devices(devices: object) -> list[Device]:
         raise PlanError(
             "there are no devices to plan with; add hosts to the groups of the fleet, or gather their records"
         )
-    found = [_parse_device(item, f"device {number}") for number, item in enumerate(devices)]
+    found = _with_pools(devices, [_parse_device(item, f"device {number}") for number, item in enumerate(devices)])
     seen: dict[tuple[str | None, str | int], Device] = {}
     sizes: dict[str, int] = {}
     for device in found:
@@ -288,6 +310,16 @@ def _parse_devices(devices: object) -> list[Device]:
         raise PlanError(f"{cpus[0].label} and {cpus[1].label} are both the primary's CPU; keep one")
     # llama.cpp puts the layers it does not offload first, wherever the list has the CPU.
     return cpus + [device for device in found if not device.is_cpu]
+
+
+def _with_pools(items: Sequence[Mapping[str, object]], devices: Sequence[Device]) -> list[Device]:
+    """Devices that do not say how large their pool is get what another one says, else the largest ``usable`` in it."""
+    sizes: dict[str, int] = {}
+    for device in devices:
+        sizes[device.pool] = max(sizes.get(device.pool, 0), device.usable)
+    said = [item.get("pool") and item.get("pool_usable") is not None for item in items]
+    sizes.update({device.pool: device.pool_usable for device, says in zip(devices, said) if says})
+    return [device if says else replace(device, pool_usable=sizes[device.pool]) for device, says in zip(devices, said)]
 
 
 def _parse_device(item: object, where: str) -> Device:

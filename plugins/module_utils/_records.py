@@ -23,6 +23,8 @@ _DEVICE_NAME = re.compile(r"[A-Za-z]+[0-9]*")
 _OCTET = r"(?:0|[1-9][0-9]{0,2})"
 _ENDPOINT = re.compile(rf"({_OCTET})\.({_OCTET})\.({_OCTET})\.({_OCTET}):([1-9][0-9]{{0,4}})")
 _PRIMARY_CPU = re.compile(r"CPU[0-9]*")
+_LARGEST = (1 << 63) - 1  # what llama.cpp, and JSON elsewhere, can hold
+_SMALLEST = 1e-9  # of a rate; below, times of a plan would have no end
 _ENDPOINT_REMEDY = "write it as IPv4:port, for example 10.0.0.2:18711"
 
 
@@ -85,9 +87,13 @@ def check_whole(value: object, where: str, least: int = 0, optional: bool = Fals
     if value is None and optional:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RecordError(f"{where} is {value!r}, a {type(value).__name__}; it must be a whole number")
+        raise RecordError(
+            f"{where} is {value!r}, a {type(value).__name__}; it must be a whole number{_unquoted(value)}"
+        )
     if value < least:
         raise RecordError(f"{where} is {value}; it must be at least {least} (unknown is null)")
+    if value > _LARGEST:
+        raise RecordError(f"{where} is {_short(value)}; it must be at most {_LARGEST}")
     return int(value)
 
 
@@ -96,11 +102,24 @@ def check_number(value: object, where: str, positive: bool = False) -> float | i
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RecordError(f"{where} is {value!r}, a {type(value).__name__}; it must be a number or null")
-    if not 0 <= value < float("inf") or (positive and value == 0):
+        raise RecordError(
+            f"{where} is {value!r}, a {type(value).__name__}; it must be a number or null{_unquoted(value)}"
+        )
+    if not 0 <= value <= _LARGEST or (positive and value < _SMALLEST):
         bound = "above 0" if positive else "at least 0"
-        raise RecordError(f"{where} is {value!r}; it must be {bound} (unknown is null)")
+        raise RecordError(f"{where} is {_short(value)}; it must be {bound}, and finite (unknown is null)")
     return int(value) if isinstance(value, int) else float(value)
+
+
+def _unquoted(value: object) -> str:
+    """The remedy for a number that came as text: from -e name=8192, in quotes, or as 9e11, which YAML has no number."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        float(value)
+    except ValueError:
+        return ""
+    return ", and this is text: write it in digits without quotes, or pass it through int or float"
 
 
 def fleet_devices(records: object, cluster: str = DEFAULT_CLUSTER) -> list[dict[str, Any]]:
@@ -171,7 +190,9 @@ def _instances(records: object, cluster: str) -> Iterable[tuple[str, Mapping[str
         for instance in instances:
             if not isinstance(instance, Mapping):
                 raise RecordError(f"host {host}: an instance is {_short(instance)}; it must be a mapping")
-            if instance.get("cluster", record.get("cluster", DEFAULT_CLUSTER)) == cluster:
+            serves = instance.get("cluster")
+            serves = record.get("cluster") if serves is None else serves
+            if (DEFAULT_CLUSTER if serves is None else serves) == cluster:
                 yield str(host), instance
 
 
@@ -181,14 +202,19 @@ def _measured(records: object) -> Iterable[Mapping[str, Any]]:
     for record in listed if isinstance(listed, Iterable) else ():
         measured = record.get("measured") if isinstance(record, Mapping) else None
         if isinstance(measured, Mapping) and measured.get("build") == record.get("build"):
-            yield from (one for one in measured.get("devices") or [] if isinstance(one, Mapping))
+            found = measured.get("devices")
+            if found is not None and (not isinstance(found, Sequence) or isinstance(found, (str, bytes))):
+                raise RecordError(
+                    f"host {record.get('host')}: measured devices are {_short(found)}, not a list; run calibrate again"
+                )
+            yield from (one for one in found or () if isinstance(one, Mapping))
 
 
 def _add_measured(devices: Sequence[dict[str, Any]], measured: Iterable[Mapping[str, Any]]) -> None:
     """Fill in what was measured where a record says nothing. A link carries at most what was measured of it."""
-    known = {tuple(one.get(key) for key in _MEASURED_OF): one for one in measured}
+    known = {tuple(str(one.get(key)) for key in _MEASURED_OF): one for one in measured}
     for device in devices:
-        found = known.get(tuple(device[key] for key in _MEASURED_OF))
+        found = known.get(tuple(str(device[key]) for key in _MEASURED_OF))
         if found is None:
             continue
         where = f"host {device['host']}, device {device['device']}: measured"

@@ -153,7 +153,7 @@ def _params(plan: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(params[key], bool):
             raise ServerArgsError(f"plan.params.{key} is {params[key]!r}; it must be true or false")
     for key, allowed in (("type_k", CACHE_TYPES), ("type_v", CACHE_TYPES), ("flash_attn", ("auto", "on", "off"))):
-        if params[key] not in allowed:
+        if not isinstance(params[key], str) or params[key] not in allowed:
             raise ServerArgsError(f"plan.params.{key} is {params[key]!r}; it must be one of {', '.join(allowed)}")
         params[key] = str(params[key])
     return params
@@ -171,7 +171,10 @@ def _cache_ram(plan: Mapping[str, Any]) -> list[str]:
 def _companions(plan: Mapping[str, Any], params: Mapping[str, Any]) -> list[str]:
     """What runs beside the model, each on the device that was planned (see _companions.py)."""
     args: list[str] = []
-    for item in plan.get("companions") or []:
+    companions = plan.get("companions") or []
+    if not isinstance(companions, Sequence) or not all(isinstance(item, Mapping) for item in companions):
+        raise ServerArgsError(f"plan.companions is {_short(companions)}; it must be a list of mappings; plan again")
+    for item in companions:
         device = check_device_name(item.get("device"), "plan.companions")
         place = "none" if device == "CPU" else device
         if item.get("what") == "projector":

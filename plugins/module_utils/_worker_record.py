@@ -12,7 +12,7 @@ than was agreed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import (
@@ -101,7 +101,7 @@ def build_record(inputs: Inputs) -> dict[str, Any]:
             raise WorkerRecordError(
                 f"{inputs.host}: an instance is {given!r}; it must be a mapping with name and devices"
             )
-        instance = _instance(inputs, given, old.get(str(given.get("name", "default"))), same_boot)
+        instance = _instance(inputs, given, old.get(_name(given)), same_boot)
         instance["started_at"] = inputs.identities[position] if position < len(inputs.identities) else None
         for other in instances:
             if other["name"] == instance["name"]:
@@ -136,18 +136,29 @@ def build_record(inputs: Inputs) -> dict[str, Any]:
 
 def usable_previous(record: object) -> bool:
     """Whether a kept record has the shape of this release, so that figures may be taken from it."""
-    return (
-        isinstance(record, Mapping)
-        and record.get("schema") == RECORD_SCHEMA
-        and isinstance(record.get("instances"), list)
-        and all(
-            isinstance(instance, Mapping)
-            and isinstance(instance.get("name"), str)
-            and isinstance(instance.get("devices"), list)
-            and all(isinstance(device, Mapping) for device in instance["devices"])
-            for instance in record["instances"]
-        )
-    )
+    if not isinstance(record, Mapping) or record.get("schema") != RECORD_SCHEMA:
+        return False
+    instances, measured = record.get("instances"), record.get("measured")
+    if not isinstance(instances, list) or not (measured is None or isinstance(measured, Mapping)):
+        return False
+    try:
+        return all(_usable_instance(instance) for instance in instances)
+    except FleetError:
+        return False
+
+
+def _usable_instance(instance: object) -> bool:
+    """Whether figures may be taken from an instance of a kept record; a FleetError for a figure that is none."""
+    if not isinstance(instance, Mapping) or not isinstance(instance.get("name"), str):
+        return False
+    check_number(instance.get("rtt_ms"), "rtt_ms")
+    devices = instance.get("devices")
+    if not isinstance(devices, list) or not all(isinstance(device, Mapping) for device in devices):
+        return False
+    for device in devices:
+        for key in ("index", "usable", "reported", "idle_free"):
+            check_whole(device.get(key), key, optional=True)
+    return all(isinstance(device.get("device"), str) and isinstance(device.get("pool"), str) for device in devices)
 
 
 def decisions(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -177,15 +188,21 @@ def agreed(kept: int | None, fresh: int | None, same_boot: bool) -> int | None:
     return kept if near and (same_boot or kept <= fresh) else fresh
 
 
+def _name(given: Mapping[str, Any]) -> str:
+    return str(_first(given.get("name"), "default"))
+
+
 def _instance(
     inputs: Inputs, given: Mapping[str, Any], old: Mapping[str, Any] | None, same_boot: bool
 ) -> dict[str, Any]:
-    name = str(given.get("name", "default"))
+    name = _name(given)
     where = f"{inputs.host}, instance {name}"
     endpoint = None if inputs.primary else _endpoint(inputs, given, where)
     probe = next((probe for probe in inputs.probes if endpoint and probe.get("endpoint") == endpoint), {})
     found = _chosen_devices(inputs, given, where)
     offered = probe.get("devices") if probe.get("status") == "ok" else None
+    if offered and not (isinstance(offered, Sequence) and all(isinstance(answer, Mapping) for answer in offered)):
+        raise WorkerRecordError(f"{where}: the probe's devices are {offered!r}; give what rpc_info returned")
     if offered and len(offered) != len(found):
         raise WorkerRecordError(
             f"{where}: the worker offers {len(offered)} devices, but {len(found)} are configured "
@@ -213,14 +230,16 @@ def _instance(
             check_number(given.get("rtt_ms"), f"{where}: rtt_ms"),
             None if inputs.remeasure else (old or {}).get("rtt_ms"),
         ),
-        "link_mbps": _first(check_number(given.get("link_mbps"), f"{where}: link_mbps"), _link(inputs.facts, endpoint)),
+        "link_mbps": _first(
+            check_number(given.get("link_mbps"), f"{where}: link_mbps", positive=True), _link(inputs.facts, endpoint)
+        ),
     }
 
 
 def _endpoint(inputs: Inputs, given: Mapping[str, Any], where: str) -> str:
     if given.get("endpoint") is not None:
         return parse_endpoint(given["endpoint"], where)
-    address, port = given.get("address") or inputs.mesh.get("address"), given.get("port", DEFAULT_PORT)
+    address, port = given.get("address") or inputs.mesh.get("address"), _first(given.get("port"), DEFAULT_PORT)
     if address is None:
         raise WorkerRecordError(f"{where}: no endpoint; give it an endpoint or an address, or the host a mesh address")
     return parse_endpoint(f"{address}:{port}", where)
@@ -229,7 +248,8 @@ def _endpoint(inputs: Inputs, given: Mapping[str, Any], where: str) -> str:
 def _link(facts: Mapping[str, Any] | None, endpoint: str | None) -> float | None:
     """Speed of the interface that has the endpoint's address; None for a tunnel, whose speed nobody knows."""
     address = (endpoint or "").partition(":")[0]
-    links = (facts or {}).get("links") or []
+    listed = (facts or {}).get("links")
+    links = [link for link in listed if isinstance(link, Mapping)] if isinstance(listed, list) else []
     # A tunnel names a speed that nobody measured (a TUN device says 10000), and is not there before the first run.
     real = [link for link in links if link.get("medium") not in ("virtual", "wireguard")]
     return next((link.get("speed_mbps") for link in real if address and link.get("address") == address), None)
@@ -274,12 +294,9 @@ def _detected(inputs: Inputs, given: Mapping[str, Any]) -> dict[str, Device]:
         raise WorkerRecordError(
             f"{inputs.host}: no facts; run host_facts first, or declare the devices of its instances"
         )
-    names = set(Device.__dataclass_fields__)
     try:
-        devices = [
-            Device(**{key: value for key, value in entry.items() if key in names}) for entry in facts.get("devices", [])
-        ]
-    except (TypeError, AttributeError) as error:
+        devices = [_fact_device(entry, f"{inputs.host}: the facts") for entry in facts.get("devices") or []]
+    except (TypeError, ValueError, AttributeError) as error:
         raise WorkerRecordError(
             f"{inputs.host}: the facts are not those of host_facts ({error}); run it again"
         ) from error
@@ -288,6 +305,19 @@ def _detected(inputs: Inputs, given: Mapping[str, Any]) -> dict[str, Device]:
         raise WorkerRecordError(f"{inputs.host}: env is {environment!r}; it must be a mapping of names to values")
     seen = seen_devices([device.to_dict() for device in devices], environment)
     return {name: Device(**device) for name, device in seen.items()}
+
+
+def _fact_device(entry: Mapping[str, Any], where: str) -> Device:
+    """A device of host_facts; keys it may lack, or have as null, are unknown."""
+    known = {key: value for key, value in entry.items() if key in Device.__dataclass_fields__ and value is not None}
+    sizes = {
+        key: check_whole(entry.get(key), f"{where}: {key} of {entry.get('name')}", optional=True)
+        for key in ("total", "free", "usable", "ceiling")
+    }
+    device = Device(**{**known, **sizes})
+    if not all(isinstance(text, str) for text in (device.name, device.backend, device.kind, device.pool)):
+        raise TypeError(f"device {device.name!r} has no text as name, backend, kind or pool")
+    return replace(device, environment=dict(device.environment), warnings=tuple(device.warnings))
 
 
 def _declared(inputs: Inputs, item: Mapping[str, Any], where: str) -> Device:
@@ -377,7 +407,7 @@ def _report(
 ) -> tuple[int | None, int | None]:
     """(total, free while idle) that llama.cpp reports: the smaller of the listing's and the worker's totals."""
     by_instance = inputs.listed if isinstance(inputs.listed, Mapping) else {}
-    own = given.get("listed_devices") or by_instance.get(str(given.get("name", "default")))
+    own = given.get("listed_devices") or by_instance.get(_name(given))
     listed = listing(own, f"{where}: listed_devices")
     if own is None and not isinstance(inputs.listed, Mapping) and not chooses(given.get("env") or {}):
         listed = listing(inputs.listed, f"{inputs.host}: listed_devices")

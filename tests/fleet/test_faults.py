@@ -115,7 +115,7 @@ def test_another_build_on_one_worker_stops_the_run(inventory: Inventory, proved:
         run = stopped(inventory, proved)
     finally:
         sh("w2", f"mv /srv/good {program}")
-    assert "PLAY [Run the workers]" not in run.output and "failed: [w2]" in run.output
+    assert "TASK [Run the workers]" not in run.output and "failed: [w2]" in run.output
 
 
 def test_a_full_disk_stops_the_fetch_of_a_model_and_leaves_no_half_of_one(inventory: Inventory, proved: str) -> None:
