@@ -88,11 +88,13 @@ def _memory_short(request: Request, wanted: Sequence[Device]) -> str:
         if found is not None and (best is None or found[0] < best[0]):
             best = (found[0], problem, found[1])
     needs = _total_need(request)
-    has = sum(max(0, request.budget(device.usable)) for device in wanted)
+    has = _room(request, wanted)
+    apart = sum(max(0, request.budget(device.usable)) for device in wanted)
+    once = "" if has == apart else ", memory that they share counted once"
     head = (
         f"The model needs at least {mib(needs)} (weights {mib(sum(request.sizes.weights))}, context of "
         f"{request.params.n_ctx} tokens {mib(sum(request.sizes.context))}, compute buffers), the {len(wanted)} "
-        f"devices have {mib(has)} after the margins"
+        f"devices have {mib(has)} after the margins{once}"
     )
     if needs > has:
         head += f", short by {mib(needs - has)}"
@@ -103,6 +105,15 @@ def _memory_short(request: Request, wanted: Sequence[Device]) -> str:
     if short > 0:
         return f"{head}. {_worst_run(request, problem, placement, devices, short)}"
     return f"{head}. {_limit_short([problem for problem, _way in tried], devices)}"
+
+
+def _room(request: Request, wanted: Sequence[Device]) -> int:
+    """What the devices may hold together: of each pool no more than there is of it."""
+    pools: dict[str, int] = {}
+    for device in wanted:
+        whole = max(0, request.budget(device.pool_usable))
+        pools[device.pool] = min(whole, pools.get(device.pool, 0) + max(0, request.budget(device.usable)))
+    return sum(pools.values())
 
 
 def _total_need(request: Request) -> int:
@@ -125,6 +136,7 @@ def _worst_run(
             lines.append(
                 f"In the split that misses by least, {device.label} needs {mib(needs)} for {run.end - run.begin} of "
                 f"{problem.units} units, has {mib(request.budget(device.usable))}, short by {mib(short)}"
+                + (f" (its min_units is {device.least}; lower it)" if device.least else "")
             )
     return lines[0] if lines else f"The best split is short by {mib(short)} on a device"
 

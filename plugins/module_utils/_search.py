@@ -66,9 +66,9 @@ class Outlook:
         if (mask, phase) not in self.known:
             free = [k for k, stage in enumerate(stages) if stage.phase >= phase and not mask >> k & 1]
             spans = sorted((self.longest[k] for k in free), reverse=True)[: self.places - bin(mask).count("1")]
-            unused = [stage for k, stage in enumerate(stages) if stage.least and not mask >> k & 1]
-            late = any(stage.phase < phase for stage in unused)
-            due = self.problem.units + 1 if late else sum(stage.least for stage in unused)
+            unused = [k for k, stage in enumerate(stages) if stage.least and not mask >> k & 1]
+            late = any(stages[k].phase < phase or self.longest[k] < stages[k].least for k in unused)
+            due = self.problem.units + 1 if late else sum(stages[k].least for k in unused)
             self.known[mask, phase] = (sum(spans), due)
         span, due = self.known[mask, phase]
         left = self.problem.units - at
@@ -103,7 +103,7 @@ def any_placement(
     outlook = Outlook(problem, fits, limits, family)
     # Without these, what remains is the less, the further a run goes.
     monotone = not problem.borrowed and not any(stage.least for stage in problem.stages)
-    reached: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+    reached: dict[int, dict[tuple[int, tuple[int, ...]], None]] = {}
     stack = []
     for start in sorted(problem.starts, key=lambda start: start.units):
         used = tuple(limit.start_use(start) for limit in limits)
@@ -117,10 +117,10 @@ def any_placement(
             return Placement(node.start, node.runs, cost), True
         # Not so for starts: what takes the first run needs other buffers than what comes later.
         if node.mask:
-            known = reached.setdefault(node.mask, [])
-            if any(_as_far(other, (node.at, node.used), monotone) for other in known):
+            known, here = reached.setdefault(node.mask, {}), (node.at, node.used)
+            if here in known or (monotone and any(_as_far(other, here) for other in known)):
                 continue
-            known.append((node.at, node.used))
+            known[here] = None
         moves = _moves(problem, fits, limits, outlook, node, monotone, greedy)
         made += len(moves)
         if made > effort:
@@ -130,10 +130,8 @@ def any_placement(
     return None, not greedy or (monotone and not outlook.pools)
 
 
-def _as_far(one: tuple[int, tuple[int, ...]], other: tuple[int, tuple[int, ...]], monotone: bool) -> bool:
-    """Whether whatever can follow the ``other`` (boundary, uses) can follow ``one`` with the same stages."""
-    if not monotone:
-        return one == other
+def _as_far(one: tuple[int, tuple[int, ...]], other: tuple[int, tuple[int, ...]]) -> bool:
+    """Whether what can follow the ``other`` (boundary, uses) can follow ``one`` with the same stages, if monotone."""
     return one[0] >= other[0] and all(mine <= theirs for mine, theirs in zip(one[1], other[1]))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import random
 import re
+import time
 from typing import Any
 
 import pytest
@@ -574,6 +575,36 @@ def test_a_pool_that_is_short_is_named() -> None:
     )
 
 
+def test_devices_of_a_pool_need_not_say_how_large_it_is() -> None:
+    """Optional keys may be absent; the pool is then as large as its largest device, or as another device says."""
+    pair = [device("a", 500 * MIB, pool="p"), device("a", 900 * MIB, None, "CUDA1", pool="p")]
+    bare = [{key: value for key, value in each.items() if key != "pool_usable"} for each in pair]
+    small = [device("a", 500 * MIB, pool="p", pool_usable=900 * MIB), {**pair[1], "pool_usable": None}]
+    assert not plan(model(), bare)["feasible"]  # 1,000 MiB of layers, 1,400 MiB of devices, 900 MiB of memory
+    assert plan(model([layer(100 * MIB) for _number in range(7)]), bare)["feasible"]
+    assert plan(model(), bare)["reason"] == plan(model(), small)["reason"]
+
+
+def test_memory_that_devices_share_is_counted_once_in_the_reason() -> None:
+    shared = [device("a", 700 * MIB, f"10.0.0.2:{port}", pool="p") for port in (1, 2, 3)]
+    reason = plan(model(), shared)["reason"]
+    assert "the 3 devices have 636.0 MiB after the margins, memory that they share counted once, short by" in reason
+
+
+def test_a_device_that_cannot_hold_its_min_units_is_named_at_once() -> None:
+    """Such a plan was searched for through all orders of the other devices, for minutes."""
+    tangled = [
+        device(f"w{k}", (600 + 9 * n) * MIB, f"10.0.{k}.{n}:1", pool=f"w{k}", pool_usable=900 * MIB)
+        for k in range(5)
+        for n in range(3)
+    ]
+    begun = time.process_time()
+    made = plan(model(), [*tangled, device("tiny", 62 * MIB, "10.0.9.1:1", min_units=1)])
+    assert "tiny CUDA0 (10.0.9.1:1) needs" in made["reason"]
+    assert "(its min_units is 1; lower it)" in made["reason"]
+    assert time.process_time() - begun < 5
+
+
 def test_cache_sharing_layers_stay_together_unless_nothing_else_fits() -> None:
     """gemma3n: borrowed caches would cross the network for every token."""
     layers = [layer(100 * MIB) for _number in range(6)]
@@ -711,11 +742,27 @@ def test_one_layer_of_each_kind_needs_the_same_buffers(name: str) -> None:
         ({"margin": -1}, "margin is -1"),
         ({"margin": 0.02}, "margin is 0.02"),
         ({"cache_ram": 2048}, "less than 1 MiB"),
+        ({"n_ctx": 1 << 31}, "n_ctx is 2147483648, and llama.cpp takes at most 2147483647"),
+        ({"type_k": ["f16"]}, "type_k is ['f16'], a list; it must be text such as f16"),
+        ({"type_v": None}, "type_v is None"),
+        ({"flash_attn": 1}, "flash_attn is 1, a int; it must be text such as auto"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises(FleetError, match=re.escape(text)):
         plan(model(), workers(1, GIB), **options)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"n_embd": 0}, "model.n_embd is 0"),
+        ({"layers": [layer(MIB), layer(MIB, borrows_from=1)], "n_layer": 2}, "model.layers[1].borrows_from is 1"),
+    ],
+)
+def test_models_that_cannot_be_are_named(changed: dict[str, Any], text: str) -> None:
+    with pytest.raises(FleetError, match=re.escape(text)):
+        plan(model(**changed), workers(1, GIB))
 
 
 @pytest.mark.parametrize(

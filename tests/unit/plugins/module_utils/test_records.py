@@ -184,6 +184,12 @@ def test_primary_and_worker_of_one_cluster() -> None:
         ([device(rtt_ms=-1)], "at least 0"),
         ([device(overhead_ms=float("nan"))], "at least 0"),
         ([device(overhead_ms=True)], "number or null"),
+        ([device(usable=1 << 63)], "must be at most 9223372036854775807"),
+        ([device(rtt_ms=10**400)], "at least 0, and finite"),
+        ([device(bandwidth=float("inf"))], "above 0, and finite"),
+        ([device(bandwidth=5e-324)], "above 0"),
+        ([device(usable="8589934592")], "this is text: write it in digits without quotes"),
+        ([device(bandwidth="900e9")], "this is text: write it in digits without quotes"),
         ([device(pool=7)], "pool is 7"),
         ([device(max_units=-1)], "at least 0"),
         (["CUDA0"], "must be a mapping"),
@@ -210,11 +216,28 @@ def test_bad_devices_are_named(devices: Any, fault: str) -> None:
         ([{"host": "a"}], "host a: instances"),
         ([{"host": "a", "schema": 2, "instances": []}], "schema 2"),
         ([{"host": "a", "instances": ["x"]}], "host a: an instance"),
+        ([record("a", measured={"build": None, "devices": True})], "host a: measured devices are True, not a list"),
     ],
 )
 def test_bad_records_are_named(records: Any, fault: str) -> None:
     with pytest.raises(RecordError, match=fault):
         fleet_devices(records)
+
+
+def test_an_instance_whose_cluster_is_null_serves_that_of_its_host() -> None:
+    """Unknown is null: such an instance must not vanish from the plan without a word."""
+    records = [
+        record("a", instance("10.0.0.2:1024", cluster=None), cluster="big"),
+        record("b", instance("10.0.0.3:1024"), cluster=None),
+    ]
+    assert [item["host"] for item in fleet_devices(records, "big")] == ["a"]
+    assert [item["host"] for item in fleet_devices(records)] == ["b"]
+
+
+def test_what_was_measured_of_something_else_is_left_aside() -> None:
+    odd = [{"host": [], "endpoint": {}, "index": 0, "device": "CUDA0", "bandwidth": 1e9}, 7]
+    (found,) = fleet_devices([record("a", instance("10.0.0.2:1024"), measured={"build": None, "devices": odd})])
+    assert found["bandwidth"] is None
 
 
 def test_link_speed_is_handed_on_only_where_known() -> None:

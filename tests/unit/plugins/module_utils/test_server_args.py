@@ -155,6 +155,8 @@ def test_an_infeasible_plan_raises_with_its_reason(call: Any) -> None:
         ({"n_gpu_layers": "all"}, "n_gpu_layers is 'all'"),
         ({"n_ctx": 0}, "n_ctx is 0"),
         ({"params": {"type_k": "f16 --verbose"}}, "type_k"),
+        ({"params": {"type_k": ["f16"]}}, "type_k"),
+        ({"companions": ["draft"]}, "plan.companions"),
         ({"params": {"flash_attn": True}}, "flash_attn"),
         ({"params": {"kv_unified": "no"}}, "kv_unified"),
         ({"params": []}, "must be a mapping"),

@@ -260,12 +260,48 @@ def test_the_speed_of_the_link_is_that_of_the_interface_with_the_address() -> No
     assert record(facts=with_link)["instances"][0]["link_mbps"] is None
 
 
+def kept(**device_: Any) -> dict[str, Any]:
+    """A kept record with one device, some of whose figures were spoilt by hand."""
+    good = {"index": 0, "device": "CPU", "pool": "p", "usable": GIB, "reported": None, "idle_free": None}
+    return {"schema": 1, "instances": [{"name": "a", "rtt_ms": None, "devices": [{**good, **device_}]}]}
+
+
 @pytest.mark.parametrize(
-    "junk", [None, 7, "x", [], {}, {"schema": 2, "instances": []}, {"schema": 1, "instances": [7]}]
+    "junk",
+    [
+        None,
+        7,
+        "x",
+        [],
+        {},
+        {"schema": 2, "instances": []},
+        {"schema": 1, "instances": [7]},
+        {"schema": 1, "instances": [{"name": "a", "devices": [], "rtt_ms": "fast"}]},
+        {"schema": 1, "instances": [], "measured": True},
+        kept(usable="lots"),
+        kept(idle_free=-1),
+        kept(index=[]),
+        kept(pool=None),
+    ],
 )
 def test_a_kept_record_of_another_shape_is_no_previous_one(junk: Any) -> None:
     assert not usable_previous(junk)
     assert decisions(record(previous=junk)) == decisions(record())
+
+
+def test_a_kept_record_with_figures_is_a_previous_one() -> None:
+    assert usable_previous(kept())
+
+
+def test_null_is_the_same_as_absent() -> None:
+    """As YAML has it for a key without a value: the default name, port and cluster, and facts that know less."""
+    bare = {"name": "CPU", "backend": "cpu", "description": "x", "kind": "system_ram", "pool": "p", "total": 2 * GIB}
+    lacking = facts({**bare, "free": None, "usable": GIB, "environment": None, "warnings": None, "uuid": None})
+    nothing = dict.fromkeys(("name", "port", "endpoint", "address", "cluster", "env", "memory_limit", "listed_devices"))
+    made = record({**nothing, "devices": ["CPU"]}, facts={**lacking, "links": None}, mesh={"address": "10.0.0.2"})
+    (found,) = made["instances"]
+    assert (found["name"], found["endpoint"], found["cluster"]) == ("default", "10.0.0.2:50052", "default")
+    assert only(made)["budget"] == GIB
 
 
 # --- devices of an instance
@@ -318,6 +354,11 @@ def test_declared_devices_need_no_facts() -> None:
         (worker(devices=[]), {"facts": facts(backend="cuda")}, "no device of backend cuda"),
         (worker(), {"facts": None}, "no facts; run host_facts first"),
         (worker(), {"facts": {"devices": [{"nonsense": 1}]}}, "not those of host_facts"),
+        (worker(), {"facts": facts(device("CPU", GIB, total="2"))}, "the facts: total of CPU is '2'"),
+        (worker(), {"facts": facts(device("CPU", GIB, pool=[]))}, "not those of host_facts"),
+        (worker(), {"facts": facts(device("CPU", GIB, environment="A=1"))}, "not those of host_facts"),
+        (worker(link_mbps=0), {}, "link_mbps is 0; it must be above 0"),
+        (worker(), {"probes": [{**probe((1, 1)), "devices": "CPU"}]}, "the probe's devices are 'CPU'"),
         (worker(memory_limit="lots"), {}, "memory_limit: 'lots' is no size"),
         (worker(memory_limit=200), {}, "a unit is missing"),
         (worker(), {"facts": facts(device("CPU", None))}, "unknown; set memory_limit"),
