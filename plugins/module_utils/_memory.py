@@ -216,18 +216,25 @@ def compute_bytes(
     activation = _activation(model, params)
     resident = _resident(model, is_first) * activation if pipelined else 3 * activation
     if model.side_input:
-        resident += (3 if is_first else 2) * params.graph_tokens * model.side_input * _F32
+        side = params.graph_tokens * model.side_input * _F32
+        if is_first or not pipelined:
+            resident += (3 if is_first else 2) * side
+        else:  # each layer gets its part of it, in as many copies as any input
+            resident += COPIES * side * len(held) // len(model.layers)
         if pipelined and is_first and activation == params.graph_tokens * model.n_embd * _F32:
             resident += COPIES * activation
     if pipelined:
-        spilled = _crossing(model, held, layers is None, is_first, is_last_with_output)
+        spilled = _crossing(model, held, layers is None, is_first, is_last_with_output, _quantised(params))
         resident += COPIES * spilled * params.graph_tokens
     resident += (COPIES if pipelined else 1) * _borrowed(model, held, params)
     peak = max((_peak(model, index, params) for index in held if not model.layers[index].mtp), default=0)
     if is_last_with_output:
         logits = 2 * model.n_vocab * params.n_parallel * _F32
         peak = max(peak, 4 * activation + logits)
-    return resident + peak + _masks(model, held, params) * (COPIES if pipelined else 1) + _small(params)
+        if pipelined and _altup(model):  # the streams become one again
+            resident += 5 * activation
+    inputs = _masks(model, held, params) + _decay(model, held, params)
+    return resident + peak + inputs * (COPIES if pipelined else 1) + _small(params)
 
 
 def host_compute_bytes(model: Model, params: ContextParams, pipelining: bool, layers: Iterable[int] = ()) -> int:
@@ -238,11 +245,15 @@ def host_compute_bytes(model: Model, params: ContextParams, pipelining: bool, la
     """
     activation = params.graph_tokens * model.n_embd * _F32
     held = list(layers)
-    everything = _masks(model, range(len(model.layers)), params)
-    inputs = (10 * activation + COPIES * everything) if pipelining else (4 * activation + everything)
+    everything = range(len(model.layers))
+    inputs = _masks(model, everything, params) + _decay(model, everything, params)
+    side = params.graph_tokens * (model.side_input or 0) * _F32
+    if pipelining:
+        inputs = 10 * activation + COPIES * inputs + 2 * side
+    else:
+        inputs += 4 * activation + side + max(side - 2 * activation, 0)
     peak = max((_peak(model, index, params) for index in held), default=0)
-    side = (2 if pipelining else 1) * params.graph_tokens * (model.side_input or 0) * _F32
-    return inputs + side + peak + _small(params)
+    return inputs + peak + _small(params)
 
 
 def _resident(model: Model, is_first: bool) -> int:
@@ -255,22 +266,28 @@ def _resident(model: Model, is_first: bool) -> int:
     return 14 if is_first else 5
 
 
-def _crossing(model: Model, held: list[int], anywhere: bool, is_first: bool, is_last: bool) -> int:
-    """Bytes per token that cross between recurrent layers of two devices, in and out (see _model.Layer)."""
+def _crossing(
+    model: Model, held: list[int], anywhere: bool, is_first: bool, is_last: bool, quantised_cache: bool
+) -> int:
+    """Bytes per token that cross from a layer to the recurrent one of another device, in and out (see _model.Layer).
+
+    What attention read from a quantised cache is rotated back by an operation that has no weight either, so it lands
+    beside the recurrent layer that follows: measured on b11434 as one activation on both sides.
+    """
     inward = outward = 0
-    if anywhere:
-        inward = max((layer.spill_in for layer in model.layers), default=0)
-        outward = max((layer.spill_out for layer in model.layers), default=0)
-        return (0 if is_first else inward) + (0 if is_last else outward)
     stateful = [index for index, layer in enumerate(model.layers) if layer.caches or layer.state_per_sequence]
     for before, after in zip(stateful, stateful[1:]):
-        if not model.layers[after].state_per_sequence or (before in held) == (after in held):
+        if not model.layers[after].state_per_sequence or (not anywhere and (before in held) == (after in held)):
             continue
-        if before in held:
-            outward = max(outward, model.layers[before].spill_out)
-        else:
-            inward = max(inward, model.layers[before].spill_in)
-    return inward + outward
+        layer = model.layers[before]
+        rotated = 0
+        if quantised_cache and not layer.state_per_sequence and any(cache.v_width for cache in layer.caches):
+            rotated = max(model.n_embd, (layer.n_head or 0) * (model.k_head or 0)) * _F32
+        if anywhere or before in held:
+            outward = max(outward, layer.spill_out + rotated)
+        if anywhere or after in held:
+            inward = max(inward, layer.spill_in + rotated)
+    return (0 if anywhere and is_first else inward) + (0 if anywhere and is_last else outward)
 
 
 def _borrowed(model: Model, held: list[int], params: ContextParams) -> int:
@@ -279,6 +296,19 @@ def _borrowed(model: Model, held: list[int], params: ContextParams) -> int:
     return sum(
         layer_context_bytes(model, lender, params) for lender in lenders if lender is not None and lender not in held
     )
+
+
+def _altup(model: Model) -> bool:
+    """gemma3n: several residual streams that are merged before the output; deepseek4 has its own way."""
+    return (model.stream or model.n_embd) > model.n_embd and bool(model.side_input)
+
+
+def _decay(model: Model, held: Iterable[int], params: ContextParams) -> int:
+    """Bytes of one copy of the decay between all tokens of a micro batch (minimax-01.cpp, inp_diag_decay)."""
+    if model.architecture != "minimax-01":
+        return 0
+    heads = (model.layers[index].n_head or 0 for index in held if model.layers[index].state_per_sequence)
+    return max(heads, default=0) * params.graph_tokens**2 * _F32
 
 
 def _activation(model: Model, params: ContextParams) -> int:
@@ -293,6 +323,7 @@ def _peak(model: Model, index: int, params: ContextParams) -> int:
     if scratch is None:  # a model without the extras: gate, up and product of a usual width, and its experts
         scratch = (14 + 4 * model.n_expert_used) * model.n_embd * _F32
     total = scratch * params.graph_tokens + 2 * layer.state_per_sequence * params.n_parallel
+    total += _decay(model, [index], params)
     if not layer.caches and layer.borrows_from is None:
         return total
     heads = layer.n_head or max(1, model.n_embd // 64)

@@ -433,6 +433,7 @@ def model_from_header(header: Header) -> Model:
         layer = layers[0]
         layers[0] = Layer(**{**_fields(layer), "weights": layer.weights + first, "active": layer.active + first})
     tied = not any(tensor.name == "output.weight" for tensor in loose["output"])
+    copied = tied and arch != "bitnet"  # bitnet.cpp multiplies by the token embedding where it is
     embedding = next((tensor for tensor in loose["input"] if tensor.name == "token_embd.weight"), None)
     if embedding is None or len(embedding.dims) < 2:
         raise keys.fail("the tensor token_embd.weight is missing; the file is no complete model, fetch another one")
@@ -450,7 +451,7 @@ def model_from_header(header: Header) -> Model:
         file_bytes=header.file_bytes,
         input_bytes=sum(_padded(tensor.nbytes) for tensor in loose["input"]),
         output_bytes=sum(_padded(tensor.nbytes) for tensor in loose["output"])
-        + (_padded(embedding.nbytes) if tied else 0),
+        + (_padded(embedding.nbytes) if copied else 0),
         per_device_bytes=sum(_padded(tensor.nbytes) for tensor in loose["device"]),
         tied=tied,
         layers=tuple(layers),
@@ -718,11 +719,13 @@ def _spill(keys: _Keys, shape: _Shape, tensors: list[Tensor]) -> tuple[int, int]
     latter. Attention and expert routing expand the graph in between and prevent it. Measured on b11434.
     """
     out = _outputs(tensors)
+    if keys.arch == "minimax-01":
+        return 0, shape.n_embd
     if "ffn_gate_inp" in out or "attn_q" in out or "attn_qkv" in out:
         return 0, 0
     if "ssm_in" in out and "ssm_out" in out:
         return out["ssm_out"][0], out["ssm_in"][-1]
-    return (0, 3 * shape.n_embd) if "time_mix_key" in out or "rwkv" in keys.arch else (0, 0)
+    return (0, 4 * shape.n_embd) if "time_mix_key" in out or "rwkv" in keys.arch else (0, 0)
 
 
 def _scratch(keys: _Keys, shape: _Shape, tensors: list[Tensor], used: int) -> int:
@@ -758,7 +761,8 @@ def _scratch(keys: _Keys, shape: _Shape, tensors: list[Tensor], used: int) -> in
     else:
         peaks.append(2 * projected + wide("attn_output", axis=0) + 4 * stream)
     if "ssm_in" in out:
-        peaks.append(wide("ssm_in") + 2 * wide("ssm_conv1d") + 2 * wide("ssm_out", axis=0) + 2 * stream)
+        inner = 2 * wide("ssm_conv1d") + 2 * wide("ssm_out", axis=0) + wide("ssm_dt")
+        peaks.append(wide("ssm_in") + inner + 2 * stream)
     if "time_mix_key" in out:
         peaks.append(18 * stream + wide("channel_mix_key"))
     return max(peaks)
