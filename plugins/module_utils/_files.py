@@ -34,11 +34,11 @@ def write_atomic(path: str, text: str, mode: int = 0o644) -> None:
 
 
 def read_text(path: str) -> str | None:
-    """The text of ``path``, or None where there is no such file."""
+    """The text of ``path``, or None where there is no such file, nor a directory for it."""
     try:
         with open(path, encoding="utf-8") as stream:
             return stream.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
@@ -47,12 +47,10 @@ def read_json(path: str) -> Any:
 
     A file that is no JSON is treated as absent: what we keep there can be made anew, and a run must not stop on it.
     """
-    text = read_text(path)
-    if text is None:
-        return None
     try:
-        return json.loads(text)
-    except ValueError:
+        text = read_text(path)
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
 
 

@@ -55,7 +55,7 @@ def place_of(source: str, endpoint: str, exists: Callable[[str], bool]) -> Place
             raise HubError(f"endpoint {redacted(endpoint)!r} is no http or https address; the hub's is {HUB}")
         url = hub_url(endpoint, match.group("repo"), match.group("file"), match.group("revision") or "main")
         return Place(None, url, True)
-    if wants_hub or "://" in source:
+    if wants_hub or "://" in source or not source:
         raise HubError(
             f"{redacted(source) if '://' in source else source!r} names no model; give a path, an http or https URL, or"
             " hf:owner/repo/file.gguf (with hf:owner/repo@revision/... for a branch, tag or commit)"

@@ -58,8 +58,8 @@ class WireError(FleetError):
 class Probe:
     """What is known about one endpoint. `status` is one of ok, busy_ours, busy_stale, busy_foreign, refused, timeout,
     unreachable, not_rpc, incompatible; `client` "ip:port" of the connection it serves; `protocol` "7.0.0" or None;
-    `devices` [{index, total, free}] in bytes, as the worker claims them (a CPU worker claims free = total: never plan
-    with that); `latency_ms` the round trip of the HELLO; `hint` what to do next, "" when all is well."""
+    `devices` [{index, total, free}] in bytes, as the worker claims them, free at most total (a CPU worker claims free
+    = total: never plan with that); `latency_ms` the round trip of the HELLO; `hint` what to do next, "" when all is well."""
 
     endpoint: str
     status: str
@@ -293,7 +293,8 @@ def _devices(peer: socket.socket, deadline: _Deadline) -> tuple[dict[str, int], 
     for index in range(count):
         answer = _call(peer, deadline, _GET_DEVICE_MEMORY, struct.pack("<I", index), (16,))
         free, total = struct.unpack("<QQ", answer)
-        devices.append({"index": index, "total": total, "free": free})
+        # A driver may take the two from different sources: free is never above the total (B1-09).
+        devices.append({"index": index, "total": total, "free": min(free, total)})
     return tuple(devices)
 
 

@@ -262,13 +262,17 @@ def main() -> None:
     )
     params = module.params
     timeout = params["timeout"]
-    if timeout <= 0:
-        module.fail_json(msg=f"timeout is {timeout:g} seconds, expected more than 0")
+    if not 0 < timeout <= 86400:
+        module.fail_json(msg=f"timeout is {timeout:g} seconds, expected more than 0 and at most a day")
     try:
         if params["path"] is not None:
             place = Place(params["path"], None, False)
         else:
-            place = place_of(params["source"] or params["url"], params["endpoint"] or HUB, os.path.exists)
+            place = place_of(
+                params["url"] if params["source"] is None else params["source"],
+                params["endpoint"] or HUB,
+                os.path.exists,
+            )
         if place.url is None:
             header = read_model(place.path or "")
         else:

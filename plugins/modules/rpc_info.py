@@ -182,8 +182,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     options = module.params
-    if options["timeout"] <= 0:
-        module.fail_json(msg=f"timeout: {options['timeout']:g} s leaves no time to ask; give a number above 0")
+    if not 0 < options["timeout"] <= 86400:
+        module.fail_json(msg=f"timeout: {options['timeout']:g} s; give a number above 0 and at most a day")
     try:
         if options["host"] is not None:
             asked = [_rpc_wire.check_address(options["host"], options["port"])]

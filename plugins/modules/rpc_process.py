@@ -167,6 +167,12 @@ def main() -> None:
         mutually_exclusive=[("port", "pid")],
         supports_check_mode=True,
     )
+    for name, most in (("port", 65535), ("pid", 1 << 22)):  # Linux gives no pid above that
+        value = module.params[name]
+        if value is not None and not 1 <= value <= most:
+            module.fail_json(msg=f"{name}: {value} is no {name}; give a number from 1 to {most}")
+    if not 0 <= module.params["grace"] <= 86400:
+        module.fail_json(msg=f"grace: {module.params['grace']:g} s; give a number from 0 to a day")
     killed = []
     try:
         processes = find(module.params)

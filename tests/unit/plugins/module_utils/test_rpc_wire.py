@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOST = "127.0.0.1"
+MIB = 1 << 20
 GIB = 1 << 30
 #: A primary that has no connection yet.
 UNCONNECTED = FakeRunner({"/proc/net/tcp": "head\n"})
@@ -48,6 +49,13 @@ def test_devices_are_reported_in_bytes_as_claimed() -> None:
     assert answer.latency_ms is not None
     assert 0 < answer.latency_ms < 4000
     assert answer.hint == ""
+
+
+def test_free_is_never_more_than_there_is() -> None:
+    """B1-09: the twin of an integrated GPU offers 122880 MiB, of which 124831 MiB are free."""
+    with servers.serve(servers.worker((7, 0, 0), [(124831 * MIB, 122880 * MIB)])) as port:
+        (found,) = ask(port).devices
+    assert found == {"index": 0, "total": 122880 * MIB, "free": 122880 * MIB}
 
 
 @pytest.mark.parametrize("version", [(6, 0, 0), (8, 0, 0), (7, 1, 0), (7, 0, 9)])

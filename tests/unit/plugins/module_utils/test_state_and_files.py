@@ -45,6 +45,11 @@ def test_what_is_no_json_counts_as_absent(tmp_path: Path) -> None:
     assert read_json(str(path)) is None
     write_atomic(str(path), '{"half": ')
     assert read_json(str(path)) is None
+    assert read_json(str(path / "below-a-file.json")) is None
+    path.write_bytes(b'{"torn": "\xff\xfe"}')
+    assert read_json(str(path)) is None
+    path.write_text("[" * 100000)
+    assert read_json(str(path)) is None
 
 
 def test_mode_is_what_was_asked_for(tmp_path: Path) -> None:

@@ -44,6 +44,11 @@ def test_no_build_is_a_result(tmp_path: Path) -> None:
     assert "llama_build" in told["problems"][0]
 
 
+def test_a_file_in_place_of_the_prefix_is_no_build(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "no build with a manifest" in look(str(tmp_path / "file"), verify=False)["problems"][0]
+
+
 @pytest.mark.parametrize("damage", ["not json", "[]", '{"files": 5}'])
 def test_a_damaged_manifest_is_no_build(tmp_path: Path, damage: str) -> None:
     put(tmp_path, "version: 0 ()")

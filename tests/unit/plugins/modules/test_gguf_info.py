@@ -67,6 +67,9 @@ def test_a_file_of_a_hub_is_read_from_the_hub_of_the_environment(
         ({}, "one of the following is required: path, url, source"),
         ({"path": "/m.gguf", "url": "http://127.0.0.1/m.gguf"}, "mutually exclusive"),
         ({"path": "/m.gguf", "timeout": 0}, "timeout is 0 seconds"),
+        ({"path": "/m.gguf", "timeout": "nan"}, "timeout is nan seconds"),
+        ({"source": ""}, "'' names no model"),
+        ({"url": ""}, "'' names no model"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], expected: str) -> None:

@@ -83,6 +83,8 @@ def test_the_primary_shows_its_ends_and_the_worker_is_judged_by_them() -> None:
         ({"endpoints": ["10.0.0.2"]}, "give an IPv4 address and a port"),
         ({"host": "127.0.0.1", "port": 70000}, "from 1 to 65535"),
         ({"host": "127.0.0.1", "port": 18711, "timeout": 0}, "above 0"),
+        ({"host": "127.0.0.1", "port": 18711, "timeout": float("nan")}, "above 0"),
+        ({"host": "127.0.0.1", "port": 18711, "timeout": "inf"}, "at most a day"),
         ({"host": "127.0.0.1", "port": 18711, "expected_protocol": "7"}, "such as 7.0.0"),
         ({"host": "127.0.0.1"}, "port"),
         ({}, "endpoints"),

@@ -131,6 +131,21 @@ def test_a_service_of_ours_is_left_alone() -> None:
             rpc_process.check(process, options)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pid": -1}, "pid: -1 is no pid"),
+        ({"pid": 0}, "pid: 0 is no pid"),
+        ({"port": 65536}, "port: 65536 is no port; give a number from 1 to 65535"),
+        ({"port": 18711, "grace": float("nan")}, "grace: nan s"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_named(options: dict[str, Any], says: str) -> None:
+    result = call(**options)
+    assert result["failed"]
+    assert says in result["msg"]
+
+
 def test_a_free_port_is_no_change() -> None:
     assert not call(port=servers.free_port())["changed"]
 
