@@ -59,7 +59,8 @@ class Probe:
     """What is known about one endpoint. `status` is one of ok, busy_ours, busy_stale, busy_foreign, refused, timeout,
     unreachable, not_rpc, incompatible; `client` "ip:port" of the connection it serves; `protocol` "7.0.0" or None;
     `devices` [{index, total, free}] in bytes, as the worker claims them, free at most total (a CPU worker claims free
-    = total: never plan with that); `latency_ms` the round trip of the HELLO; `hint` what to do next, "" when all is well."""
+    = total: never plan with that); `latency_ms` the round trip of the HELLO; `hint` what to do next, or "".
+    """
 
     endpoint: str
     status: str
