@@ -44,13 +44,13 @@ from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._declared import declared_records as core
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
 
 
 def declared_records(hosts: Any) -> list[dict[str, Any]]:
     if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
         raise AnsibleFilterError(
-            f"llamafleet.rpc.declared_records: the input is a {type(hosts).__name__}, not a list of host variables; "
+            f"llamafleet.rpc.declared_records: the input is a {kind_of(hosts)}, not a list of host variables; "
             "use groups['all'] | map('extract', hostvars)"
         )
     try:

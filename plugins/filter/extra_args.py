@@ -38,14 +38,14 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._extra_args import checked_extra_args
 
 
 def extra_args(arguments: Any) -> list[str]:
     if isinstance(arguments, (str, Mapping)) or not hasattr(arguments, "__iter__"):
         raise AnsibleFilterError(
-            f"llamafleet.rpc.extra_args: the input is a {type(arguments).__name__}, not a list of arguments"
+            f"llamafleet.rpc.extra_args: the input is a {kind_of(arguments)}, not a list of arguments"
         )
     try:
         return checked_extra_args(list(arguments))

@@ -47,6 +47,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import fleet_problems as core
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import limit_problems
 
@@ -54,7 +55,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import limit
 def fleet_problems(hosts: Any, limit: Sequence[str] | None = None) -> list[str]:
     if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
         raise AnsibleFilterError(
-            f"llamafleet.rpc.fleet_problems: the input is a {type(hosts).__name__}, not a list of host variables; "
+            f"llamafleet.rpc.fleet_problems: the input is a {kind_of(hosts)}, not a list of host variables; "
             "use groups['llama_fleet'] | map('extract', hostvars)"
         )
     members = list(hosts)

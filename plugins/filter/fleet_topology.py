@@ -40,13 +40,14 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import topology
 
 
 def fleet_topology(hosts: Any) -> dict[str, dict[str, Any]]:
     if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
         raise AnsibleFilterError(
-            f"llamafleet.rpc.fleet_topology: the input is a {type(hosts).__name__}, not a list of host variables; "
+            f"llamafleet.rpc.fleet_topology: the input is a {kind_of(hosts)}, not a list of host variables; "
             "use groups['llama_fleet'] | map('extract', hostvars)"
         )
     return topology(list(hosts))

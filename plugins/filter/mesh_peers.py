@@ -81,7 +81,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import plan_mesh
 
 
@@ -96,7 +96,7 @@ def mesh_peers(
 ) -> dict[str, Any]:
     if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
         raise AnsibleFilterError(
-            f"llamafleet.rpc.mesh_peers: the input is a {type(hosts).__name__}, not a list of host variables; "
+            f"llamafleet.rpc.mesh_peers: the input is a {kind_of(hosts)}, not a list of host variables; "
             "use groups['llama_fleet'] | map('extract', hostvars)"
         )
     try:

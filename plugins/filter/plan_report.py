@@ -36,13 +36,14 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._report import plan_lines
 
 
 def plan_report(plan: Any) -> list[str]:
     if not isinstance(plan, Mapping) or "feasible" not in plan:
         raise AnsibleFilterError(
-            f"llamafleet.rpc.plan_report: the input is a {type(plan).__name__} and no plan of llamafleet.rpc.plan_split"
+            f"llamafleet.rpc.plan_report: the input is a {kind_of(plan)} and no plan of llamafleet.rpc.plan_split"
         )
     return plan_lines(plan)
 

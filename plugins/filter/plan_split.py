@@ -210,7 +210,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import Flee
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan import plan_split as core
 
 
-def plan_split(model: Any, devices: Any, n_ctx: Any = None, **options: Any) -> dict[str, Any]:
+def plan_split(model: Any, devices: Any = None, n_ctx: Any = None, **options: Any) -> dict[str, Any]:
     if n_ctx is None:
         raise AnsibleFilterError("llamafleet.rpc.plan_split: n_ctx is missing; say for how many tokens to plan")
     unknown = sorted(set(options) - OPTIONS)

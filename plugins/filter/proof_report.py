@@ -41,13 +41,14 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._report import proof_lines
 
 
 def proof_report(proof: Any, url: str) -> list[str]:
     if not isinstance(proof, Mapping):
         raise AnsibleFilterError(
-            f"llamafleet.rpc.proof_report: the input is a {type(proof).__name__}, "
+            f"llamafleet.rpc.proof_report: the input is a {kind_of(proof)}, "
             "not a result of llamafleet.rpc.primary_proof"
         )
     return proof_lines(proof, url)

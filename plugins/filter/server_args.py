@@ -59,7 +59,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import Flee
 from ansible_collections.llamafleet.rpc.plugins.module_utils._server_args import server_args as core
 
 
-def server_args(plan: Any, model: Any, build: Any = "b11434", tool: Any = "llama-server") -> list[str]:
+def server_args(plan: Any, model: Any = None, build: Any = "b11434", tool: Any = "llama-server") -> list[str]:
     try:
         return core(plan, model, build, tool)
     except FleetError as error:

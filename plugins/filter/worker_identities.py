@@ -41,13 +41,14 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import worker_identities as identities
 
 
 def worker_identities(records: Any, cluster: str = "default") -> dict[str, Any]:
     if isinstance(records, (str, Mapping)) or not hasattr(records, "__iter__"):
         raise AnsibleFilterError(
-            f"llamafleet.rpc.worker_identities: the input is a {type(records).__name__}, not a list of worker records"
+            f"llamafleet.rpc.worker_identities: the input is a {kind_of(records)}, not a list of worker records"
         )
     return identities(list(records), cluster)
 

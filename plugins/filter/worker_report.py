@@ -37,13 +37,14 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._report import worker_lines
 
 
 def worker_report(results: Any) -> list[str]:
     if isinstance(results, (str, Mapping)) or not hasattr(results, "__iter__"):
         raise AnsibleFilterError(
-            f"llamafleet.rpc.worker_report: the input is a {type(results).__name__}, "
+            f"llamafleet.rpc.worker_report: the input is a {kind_of(results)}, "
             "not the results of llamafleet.rpc.rpc_info"
         )
     return worker_lines(list(results))

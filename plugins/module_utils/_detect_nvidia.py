@@ -57,6 +57,7 @@ CAPABILITY_BY_NAME = (
     (r"\bXavier\b", "7.2"),
     (r"\bThor\b", "11.0"),
     (r"\bGB10\b", "12.1"),
+    (r"\bAda\b|RTX 40\d\d\b", "8.9"),  # before Turing: there is an RTX 2000 Ada, too
     (r"\bT4\b|RTX 20\d\d|GTX 16\d\d|TITAN RTX|Quadro RTX|\bT\d{3,4}\b", "7.5"),
     (r"\bA100\b|\bA30\b", "8.0"),
     (r"RTX 30\d\d|\bA(2|10|16|40)\b|RTX A\d{4}", "8.6"),

@@ -12,3 +12,8 @@ from __future__ import annotations
 
 class FleetError(Exception):
     """Base of every intentional error of the core; ``str(error)`` is fit for an operator."""
+
+
+def kind_of(value: object) -> str:
+    """Name of the type of a value for a message: str or dict, also for what Ansible makes of them in a template."""
+    return next(kind.__name__ for kind in type(value).__mro__ if kind.__module__ == "builtins")

@@ -18,7 +18,7 @@ from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._declared import machine_record
 from ansible_collections.llamafleet.rpc.plugins.module_utils._devices import ram_pool
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan_input import (
     DEFAULT_OVERHEAD_MS,
     DEFAULT_PRIORITY,
@@ -83,7 +83,7 @@ def read_hosts(records: object, primaries: object = None) -> list[Host]:
     if isinstance(records, Mapping):
         records = list(records.values())
     if not isinstance(records, Sequence) or isinstance(records, (str, bytes)):
-        raise PlaceError(f"records are a {type(records).__name__}; give a list of worker records, or a mapping of them")
+        raise PlaceError(f"records are a {kind_of(records)}; give a list of worker records, or a mapping of them")
     if not records:
         raise PlaceError("there are no records; gather them with worker_record, or declare the devices of the hosts")
     found: dict[str, Mapping[str, Any]] = {}

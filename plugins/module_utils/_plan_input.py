@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Layer, Model
 from ansible_collections.llamafleet.rpc.plugins.module_utils._records import (
     check_device_name,
@@ -212,7 +212,7 @@ def _context_params(values: Mapping[str, object]) -> _memory.ContextParams:
         elif name == "flash_attn" and isinstance(value, bool):  # YAML reads on and off as true and false
             found[name] = "on" if value else "off"
         elif name in ("type_k", "type_v", "flash_attn") and not isinstance(value, str):
-            raise PlanError(f"{name} is {value!r}, a {type(value).__name__}; it must be text such as {_TEXT[name]}")
+            raise PlanError(f"{name} is {value!r}, a {kind_of(value)}; it must be text such as {_TEXT[name]}")
         else:
             found[name] = str(value) if isinstance(value, str) else value
     return _memory.ContextParams(**found)
@@ -283,7 +283,7 @@ def _one_of_each_kind(model: Model) -> Model:
 
 def _parse_devices(devices: object) -> list[Device]:
     if not isinstance(devices, Sequence) or isinstance(devices, (str, bytes)):
-        raise PlanError(f"devices are a {type(devices).__name__}; give the list that fleet_devices returns")
+        raise PlanError(f"devices are a {kind_of(devices)}; give the list that fleet_devices returns")
     if not devices:
         raise PlanError(
             "there are no devices to plan with; add hosts to the groups of the fleet, or gather their records"

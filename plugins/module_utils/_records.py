@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
 
 RECORD_SCHEMA = 1
 DEFAULT_CLUSTER = "default"
@@ -88,7 +88,7 @@ def check_whole(value: object, where: str, least: int = 0, optional: bool = Fals
         return None
     if isinstance(value, bool) or not isinstance(value, int):
         raise RecordError(
-            f"{where} is {value!r}, a {type(value).__name__}; it must be a whole number{_unquoted(value)}"
+            f"{where} is {value!r}, a {kind_of(value)}; it must be a whole number{_unquoted(value)}"
         )
     if value < least:
         raise RecordError(f"{where} is {value}; it must be at least {least} (unknown is null)")
@@ -103,7 +103,7 @@ def check_number(value: object, where: str, positive: bool = False) -> float | i
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RecordError(
-            f"{where} is {value!r}, a {type(value).__name__}; it must be a number or null{_unquoted(value)}"
+            f"{where} is {value!r}, a {kind_of(value)}; it must be a number or null{_unquoted(value)}"
         )
     if not 0 <= value <= _LARGEST or (positive and value < _SMALLEST):
         bound = "above 0" if positive else "at least 0"
@@ -171,7 +171,7 @@ def _instances(records: object, cluster: str) -> Iterable[tuple[str, Mapping[str
     elif isinstance(records, Sequence) and not isinstance(records, (str, bytes)):
         named = [(f"record {number}", value) for number, value in enumerate(records)]
     else:
-        kind = type(records).__name__
+        kind = kind_of(records)
         raise RecordError(f"records are a {kind}; give a list of worker records, or a mapping of them")
     for label, record in named:
         if not isinstance(record, Mapping):

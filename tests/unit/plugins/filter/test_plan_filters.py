@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
+from ansible.template import trust_as_template
 from ansible_collections.llamafleet.rpc.plugins.filter.fleet_devices import fleet_devices
 from ansible_collections.llamafleet.rpc.plugins.filter.plan_split import plan_split
 from ansible_collections.llamafleet.rpc.plugins.filter.rpc_servers import rpc_servers
@@ -59,6 +60,16 @@ def test_from_records_to_arguments() -> None:
         (lambda: fleet_devices(RECORDS, ""), "llamafleet.rpc.fleet_devices: cluster is ''"),
         (lambda: plan_split(model(), workers(1, GIB)), "llamafleet.rpc.plan_split: n_ctx is missing"),
         (lambda: plan_split(model(), workers(1, GIB), n_ctx="8k"), "llamafleet.rpc.plan_split: n_ctx is '8k'"),
+        (
+            lambda: plan_split(model(), workers(1, GIB), n_ctx=trust_as_template("4096")),
+            "n_ctx is '4096', a str; it must be a whole number, and this is text: write it in digits without quotes, or"
+            " pass it through int",
+        ),
+        (lambda: plan_split(model(), n_ctx=1), "llamafleet.rpc.plan_split: devices are a NoneType; give the list"),
+        (
+            lambda: server_args(plan_split(model(), workers(1, 9 * GIB), n_ctx=1)),
+            "llamafleet.rpc.server_args: the model's path is None; give what gguf_info returned",
+        ),
         (
             lambda: plan_split(model(), workers(1, GIB), n_ctx=1, n_batches=1),
             "llamafleet.rpc.plan_split: unknown option n_batches; there are alternatives, cache_ram",

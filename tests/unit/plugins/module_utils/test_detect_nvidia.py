@@ -273,8 +273,10 @@ def test_capabilities_by_name() -> None:
         "Tesla T4",
         "RTX A6000",
         "?",
+        "NVIDIA RTX 2000 Ada Generation",
+        "NVIDIA GeForce RTX 4060 Laptop GPU",
     ]
-    assert [capability(None, name) for name in names] == ["6.1", "7.0", "8.0", "6.1", "7.5", "8.6", None]
+    assert [capability(None, name) for name in names] == ["6.1", "7.0", "8.0", "6.1", "7.5", "8.6", None, "8.9", "8.9"]
     assert capability("8.9", "Tesla P40") == "8.9"
     assert capability("[N/A]", "Tesla P40") == "6.1"
 
