@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Cache, Model
+from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Cache, Layer, Model
 
 # Block (elements, bytes) of the types that -ctk and -ctv accept (common/arg.cpp, kv_cache_types).
 CACHE_TYPES: dict[str, tuple[int, int]] = {
@@ -114,8 +114,10 @@ def check_cache_types(model: Model, params: ContextParams, fa_all_quants: bool =
     """Raise MemoryParamsError for cache types that llama.cpp would refuse or crash on.
 
     Models that cache K only (latent attention, deepseek4) refuse two different types. Elsewhere a quantised type
-    beside a different one needs a GPU build with GGML_CUDA_FA_ALL_QUANTS (``fa_all_quants``).
+    beside a different one needs a GPU build with GGML_CUDA_FA_ALL_QUANTS (``fa_all_quants``). Flash attention takes
+    whole blocks of a head only (llama_init_from_model).
     """
+    _check_heads(model, params)
     if params.type_k == params.type_v:
         return
     if any(cache.v_width == 0 for layer in model.layers for cache in layer.caches):
@@ -128,6 +130,23 @@ def check_cache_types(model: Model, params: ContextParams, fa_all_quants: bool =
             f"type_k is {params.type_k!r} and type_v {params.type_v!r}: GPU workers crash on this combination unless"
             f" llama.cpp was built with GGML_CUDA_FA_ALL_QUANTS; set type_v to {params.type_k!r} as well"
         )
+
+
+def _check_heads(model: Model, params: ContextParams) -> None:
+    """Raise MemoryParamsError for a type with blocks that do not divide the heads, or that needs what grok lacks."""
+    flash = flashes(model, params)
+    if not flash and CACHE_TYPES[params.type_v][0] > 1:
+        raise MemoryParamsError(
+            f"type_v is {params.type_v!r}: a quantised V cache requires flash attention, which llama.cpp switches off"
+            f" for {model.architecture}; set type_v to 'f16'"
+        )
+    for name, step in (("type_k", model.k_step), ("type_v", model.v_step)):
+        block = CACHE_TYPES[getattr(params, name)][0]
+        if flash and step is not None and step % block:
+            raise MemoryParamsError(
+                f"{name} is {getattr(params, name)!r}, whose blocks of {block} do not divide the heads of this model"
+                f" ({step} elements, or a multiple): llama.cpp refuses that with flash attention; set {name} to 'f16'"
+            )
 
 
 def row_bytes(type_name: str, width: int) -> int:
@@ -274,20 +293,31 @@ def _crossing(
     What attention read from a quantised cache is rotated back by an operation that has no weight either, so it lands
     beside the recurrent layer that follows: measured on b11434 as one activation on both sides.
     """
+    layers = model.layers
+    if anywhere:
+        rotated = max((_rotated(model, layer) for layer in layers), default=0) if quantised_cache else 0
+        rotated = rotated if any(layer.state_per_sequence for layer in layers) else 0
+        inward = max((layer.spill_in for layer in layers), default=0) + rotated
+        outward = max((layer.spill_out for layer in layers), default=0) + rotated
+        return (0 if is_first else inward) + (0 if is_last else outward)
     inward = outward = 0
-    stateful = [index for index, layer in enumerate(model.layers) if layer.caches or layer.state_per_sequence]
+    stateful = [index for index, layer in enumerate(layers) if layer.caches or layer.state_per_sequence]
     for before, after in zip(stateful, stateful[1:]):
-        if not model.layers[after].state_per_sequence or (not anywhere and (before in held) == (after in held)):
+        if not layers[after].state_per_sequence or (before in held) == (after in held):
             continue
-        layer = model.layers[before]
-        rotated = 0
-        if quantised_cache and not layer.state_per_sequence and any(cache.v_width for cache in layer.caches):
-            rotated = max(model.n_embd, (layer.n_head or 0) * (model.k_head or 0)) * _F32
-        if anywhere or before in held:
-            outward = max(outward, layer.spill_out + rotated)
-        if anywhere or after in held:
-            inward = max(inward, layer.spill_in + rotated)
-    return (0 if anywhere and is_first else inward) + (0 if anywhere and is_last else outward)
+        rotated = _rotated(model, layers[before]) if quantised_cache else 0
+        if before in held:
+            outward = max(outward, layers[before].spill_out + rotated)
+        else:
+            inward = max(inward, layers[before].spill_in + rotated)
+    return inward + outward
+
+
+def _rotated(model: Model, layer: Layer) -> int:
+    """Bytes per token of what a layer with attention alone reads from its cache."""
+    if layer.state_per_sequence or not any(cache.v_width for cache in layer.caches):
+        return 0
+    return max(model.n_embd, (layer.n_head or 0) * (model.k_head or 0)) * _F32
 
 
 def _borrowed(model: Model, held: list[int], params: ContextParams) -> int:

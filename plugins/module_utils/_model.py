@@ -10,6 +10,7 @@ name: a wrong number is worse than none.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -77,7 +78,8 @@ class Model:
     to every device that holds a repeating layer. Extras, None when unknown: ``v_width_max`` = the widest V row of all
     layers, ``stream`` = elements per token that a layer hands to the next, ``side_input`` = elements per token of the
     per-layer embeddings that enter beside it, ``head_bytes`` = the output matrix, a part of ``output_bytes``, if only
-    norms stand beside it, ``k_head`` = elements of one K head, 0 if layers differ.
+    norms stand beside it, ``k_head`` = elements of one K head, 0 if layers differ, ``k_step`` and ``v_step`` = the
+    greatest common divisor of the sizes of all K heads and of all V heads.
     """
 
     path: str
@@ -102,6 +104,8 @@ class Model:
     side_input: int | None = None
     head_bytes: int | None = None
     k_head: int | None = None
+    k_step: int | None = None
+    v_step: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: every field, tuples as lists."""
@@ -400,6 +404,8 @@ class _Shape(NamedTuple):
     k_width: list[int]
     v_width: list[int]
     window: list[int | None]
+    k_step: int
+    v_step: int
 
 
 def model_from_header(header: Header) -> Model:
@@ -466,6 +472,8 @@ def model_from_header(header: Header) -> Model:
         ),
         head_bytes=_head_bytes(loose["output"], embedding),
         k_head=_k_head(shape),
+        k_step=shape.k_step,
+        v_step=shape.v_step,
     )
 
 
@@ -539,6 +547,8 @@ def _shape(keys: _Keys, rule: _Arch) -> _Shape:
         [count * (k_size if window[layer] is None else k_swa) for layer, count in enumerate(head_kv)],
         [count * (v_size if window[layer] is None else v_swa) for layer, count in enumerate(head_kv)],
         window,
+        math.gcd(*(k_size if size is None else k_swa for size in window[: n_layer - nextn])),
+        math.gcd(*(v_size if size is None else v_swa for size in window[: n_layer - nextn])),
     )
 
 
@@ -741,6 +751,8 @@ def _scratch(keys: _Keys, shape: _Shape, tensors: list[Tensor], used: int) -> in
 
     stream = shape.n_embd * _streams(keys)
     peaks = [wide("ffn_gate", "ffn_up") + wide("ffn_down", axis=0) + 2 * stream]
+    if "ssm_in" in out and "attn_q" in out:  # falcon-h1: what both of them gave is alive as well
+        peaks[0] += 4 * stream
     if stream > shape.n_embd:  # predictions and corrections of all streams
         peaks[0] += 4 * stream
     elif "post_ffw_norm" in out:

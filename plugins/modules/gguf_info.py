@@ -232,6 +232,12 @@ model:
     side_input:
       description: Elements per token of per-layer embeddings that enter beside it, or V(null).
       type: int
+    k_step:
+      description: Greatest common divisor of the sizes of all K heads, which the blocks of a quantised cache type must divide.
+      type: int
+    v_step:
+      description: The same of all V heads.
+      type: int
 """
 
 import os

@@ -175,6 +175,109 @@ def test_other_families_as_llama_fit_params_accounts_for_them(name: str) -> None
         assert run.params.flash_attn == "off" or bound <= run.host[2] * 1.15 * MIB + 64 * MIB, name
 
 
+@pytest.mark.parametrize(
+    ("name", "units", "options", "taken"),
+    [
+        # five slots: the graph is reserved for 515 tokens
+        ("llama-70b-3shards", [16, 65], {"n_ctx": 2048, "n_parallel": 5, "kv_unified": False}, [449368576, 297472512]),
+        # flash attention copies an F32 cache to F16
+        (
+            "llama-8b-q4km",
+            [6, 7, 20],
+            {"n_ctx": 32768, "type_v": "f32", "n_batch": 256, "n_ubatch": 128},
+            [136329216, 117450752, 117450880],
+        ),
+        # four copies of the part of every layer, four streams that become one, caches of another device
+        ("gemma3n", [10, 21], {"n_ctx": 1024}, [335093760, 348233856]),
+        ("gemma3n", [10, 20, 1], {"n_ctx": 1024}, [335093760, 268541952, 217055360]),
+        ("gemma3n", [20, 11], {"n_ctx": 1024}, [335093760, 411082880]),
+        ("gemma4e4b", [8, 34, 1], {"n_ctx": 1024}, [218177536, 178331648, 27273344]),
+        ("gemma4e4b", [24, 19], {"n_ctx": 1024}, [218177536, 325066880]),
+        # what attention read from a quantised cache crosses to the recurrent layer of the next device
+        ("lfm2", [3, 1, 3], {"n_ctx": 4096, "type_k": "q8_0", "type_v": "q8_0"}, [147005568, 92340352, 92463360]),
+        ("jamba", [5, 3, 1], {"n_ctx": 2048, "type_k": "q4_0", "type_v": "q4_0"}, [344408320, 260182400]),
+        ("jamba", [2, 1, 6], {"n_ctx": 512}, [302104832, 239173888, 362779008]),
+        # attention and mamba side by side
+        ("falconh1", [7], {"n_ctx": 2048, "n_ubatch": 2048}, [520347744]),
+    ],
+)
+def test_compute_of_other_settings_is_never_under_what_was_allocated(
+    name: str, units: list[int], options: dict[str, Any], taken: list[int]
+) -> None:
+    """Allocated by the scheduler of b11434 with as many outputs as slots, over CPU workers."""
+    model = measured.model(name)
+    start = 0
+    for number, (count, bytes_taken) in enumerate(zip(units, taken)):
+        bound = compute_bytes(
+            model,
+            ContextParams(**options),
+            n_devices_listed=len(units),
+            is_first=number == 0,
+            is_last_with_output=start + count > model.n_layer,
+            pipelining=True,
+            layers=range(start, min(start + count, model.n_layer)),
+        )
+        assert bytes_taken <= bound <= bytes_taken * 1.15 + 64 * MIB, number
+        start += count
+
+
+@pytest.mark.parametrize(("name", "taken"), [("gemma3n", 38828064), ("gemma4e4b", 50362400)])
+def test_the_primary_keeps_the_per_layer_embeddings_twice(name: str, taken: int) -> None:
+    """One device without pipelining, 1024 cells, as allocated by b11434."""
+    bound = host_compute_bytes(measured.model(name), ContextParams(n_ctx=1024), pipelining=False)
+    assert taken <= bound <= taken * 1.15 + 64 * MIB
+
+
+def test_a_micro_batch_is_reserved_in_equal_parts_per_slot() -> None:
+    params = ContextParams(n_ctx=2048, n_parallel=5)
+    assert (params.micro_batch, params.graph_tokens) == (512, 515)
+    assert ContextParams(n_ctx=2048, n_parallel=4).graph_tokens == 512
+    assert cache_cells(Cache(64, 64, 256), params) == 1792  # the window follows the micro batch as it was asked for
+
+
+def test_minimax_weighs_every_token_against_every_other() -> None:
+    """Decay of 512 x 512 tokens x 4 heads, 4 MiB: four input copies and one at work, four on the primary."""
+    linear = Layer(weights=1, active=1, state_per_sequence=65536, n_head=4, scratch=0)
+    plain = replace(uniform(1, Cache(64, 64), (linear,)), architecture="other")
+    params = ContextParams(n_ctx=2048)
+
+    def both(model: Model) -> tuple[int, int]:
+        device = compute_bytes(
+            model, params, n_devices_listed=2, is_first=True, is_last_with_output=False, pipelining=True, layers=[1]
+        )
+        return device, host_compute_bytes(model, params, pipelining=True)
+
+    device, host = both(replace(plain, architecture="minimax-01"))
+    assert (device - both(plain)[0], host - both(plain)[1]) == (20 * MIB, 16 * MIB)
+
+
+def test_grok_never_has_flash_attention() -> None:
+    """llama.cpp forces it off, so the scores of all heads are written out, whatever was asked for."""
+    grok = replace(uniform(2, Cache(1024, 1024)), architecture="grok", v_width_max=2048)
+    asked, off = ContextParams(n_ctx=4096, flash_attn="on"), ContextParams(n_ctx=4096, flash_attn="off")
+    assert total_context(grok, asked) == total_context(grok, off) == 2 * 4096 * 2 * (1024 + 2048)
+    sizes = [
+        compute_bytes(grok, params, n_devices_listed=1, is_first=True, is_last_with_output=True, pipelining=False)
+        for params in (asked, off)
+    ]
+    assert sizes[0] == sizes[1] >= 64 * 4096 * 512 * 4
+    with pytest.raises(MemoryParamsError, match="switches off for grok"):
+        check_cache_types(grok, replace(asked, type_k="q8_0", type_v="q8_0"))
+
+
+def test_cache_types_that_do_not_divide_a_head_are_refused() -> None:
+    """phi2: 32 heads of 80, so a row is whole blocks and a head is not; refused by llama.cpp with flash attention."""
+    phi2 = replace(uniform(32, Cache(2560, 2560)), k_step=80, v_step=80)
+    quantised = ContextParams(n_ctx=4096, type_k="q8_0", type_v="q8_0")
+    with pytest.raises(MemoryParamsError, match="type_k is 'q8_0', whose blocks of 32 do not divide"):
+        check_cache_types(phi2, quantised)
+    with pytest.raises(MemoryParamsError, match="type_v is 'q8_0'"):
+        check_cache_types(replace(phi2, k_step=64), quantised)
+    check_cache_types(phi2, ContextParams(n_ctx=4096))
+    check_cache_types(phi2, ContextParams(n_ctx=4096, type_k="q8_0", flash_attn="off"), fa_all_quants=True)
+    check_cache_types(replace(phi2, k_step=None, v_step=None), quantised)
+
+
 def test_the_device_without_layers_that_holds_the_output_needs_room_for_logits() -> None:
     model = measured.model("llama-8b-q4km")
     bound = compute_bytes(

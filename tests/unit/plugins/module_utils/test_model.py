@@ -87,6 +87,19 @@ def test_a_tied_model_pays_its_embedding_twice() -> None:
     assert model.per_device_bytes == 128  # rope_freqs
 
 
+def test_bitnet_multiplies_by_the_embedding_of_the_primary() -> None:
+    """b11434 loads no second copy of it: 1000 x 64 F32 less on the device with the output than for other models."""
+    assert model_from_header(make("bitnet", 1, {})).output_bytes == 256
+    assert model_from_header(make("llama", 1, {})).output_bytes == 256 + 256000
+
+
+def test_head_sizes_that_cache_types_must_divide() -> None:
+    model = measured.model("gemma4_31b")  # heads of 512, and of 256 where the window slides
+    assert (model.k_step, model.v_step) == (256, 256)
+    phi2 = model_from_header(make("phi2", 2, {"embedding_length": 320}))
+    assert (phi2.k_step, phi2.v_step) == (80, 80)
+
+
 def test_experts_count_by_use() -> None:
     model = measured.model("qwen3moe-30b")
     header = measured.header("qwen3moe-30b")
