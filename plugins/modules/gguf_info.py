@@ -233,7 +233,7 @@ model:
       description: Elements per token of per-layer embeddings that enter beside it, or V(null).
       type: int
     k_step:
-      description: Greatest common divisor of the sizes of all K heads, which the blocks of a quantised cache type must divide.
+      description: Greatest common divisor of the sizes of all K heads; blocks of a quantised cache must divide it.
       type: int
     v_step:
       description: The same of all V heads.
