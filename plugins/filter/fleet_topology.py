@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import kind_of
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import topology
 
 
@@ -50,7 +50,10 @@ def fleet_topology(hosts: Any) -> dict[str, dict[str, Any]]:
             f"llamafleet.rpc.fleet_topology: the input is a {kind_of(hosts)}, not a list of host variables; "
             "use groups['llama_fleet'] | map('extract', hostvars)"
         )
-    return topology(list(hosts))
+    try:
+        return topology(list(hosts))
+    except FleetError as error:
+        raise AnsibleFilterError(f"llamafleet.rpc.fleet_topology: {error}") from error
 
 
 class FilterModule:

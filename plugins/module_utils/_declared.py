@@ -55,6 +55,10 @@ def declared_records(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             found.append(build_record(Inputs(host=name, cluster=cluster, instances=own, mesh=mesh, primary=True)))
         elif lent:
             instances = host.get("llama_worker_instances") or DEFAULT_INSTANCES
+            if not isinstance(instances, Sequence) or not isinstance(instances[0], Mapping):
+                raise WorkerRecordError(
+                    f"{name}: llama_worker_instances is {instances!r}; it must be a list of mappings"
+                )
             first = {**instances[0], "address": address or _DEFAULT_ADDRESS, "devices": lent}
             found.append(build_record(Inputs(host=name, cluster=cluster, instances=[first])))
     return found
@@ -64,9 +68,8 @@ def declares(instances: object) -> bool:
     """Whether a device of ``instances`` is described, and not only named."""
     if not isinstance(instances, Sequence) or isinstance(instances, (str, bytes)):
         raise WorkerRecordError(f"llama_primary_instances is {instances!r}; it must be a list of instances")
-    return any(
-        isinstance(device, Mapping)
-        for instance in instances
-        if isinstance(instance, Mapping)
-        for device in instance.get("devices") or []
-    )
+    listed = [instance.get("devices") or [] for instance in instances if isinstance(instance, Mapping)]
+    for devices in listed:
+        if not isinstance(devices, list):
+            raise WorkerRecordError(f"llama_primary_instances: devices is {devices!r}; it must be a list of devices")
+    return any(isinstance(device, Mapping) for devices in listed for device in devices)

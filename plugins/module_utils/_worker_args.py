@@ -74,12 +74,12 @@ def checked_instances(instances: object, host: str) -> list[dict[str, Any]]:
         unknown = sorted(set(map(str, entry)) - _KEYS)
         if unknown:
             raise WorkerError(f"{where} has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(_KEYS))}")
-        name = str(entry.get("name", "default"))
+        name = "default" if entry.get("name") is None else str(entry["name"])
         if not _INSTANCE_NAME.fullmatch(name):
             raise WorkerError(f"{where}: name {name!r} must be 1 to 31 of a-z, 0-9 and '-'")
         if any(other["name"] == name for other in checked):
             raise WorkerError(f"{where}: the name {name!r} is taken by another instance of this host")
-        port = checked_port(entry.get("port", 50052), where)
+        port = checked_port(50052 if entry.get("port") is None else entry["port"], where)
         if any(other["port"] == port for other in checked):
             raise WorkerError(f"{where}: port {port} is taken by another instance of this host")
         _check_values(entry, where)
@@ -101,7 +101,8 @@ def _check_values(entry: Mapping[str, Any], where: str) -> None:
         value = entry.get(key)
         if value is not None and (isinstance(value, bool) or not str(value).isdigit() or int(value) < least):
             raise WorkerError(f"{where}: {key} is {value!r}, not a whole number of at least {least}")
-    if int(entry.get("min_units") or 0) > int(entry.get("max_units", 1 << 30) or 0):
+    least_units, most_units = entry.get("min_units"), entry.get("max_units")
+    if least_units is not None and most_units is not None and int(least_units) > int(most_units):
         raise WorkerError(f"{where}: min_units {entry['min_units']} is more than max_units {entry['max_units']}")
     environment = entry.get("env") or {}
     if not isinstance(environment, Mapping):

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible.template import trust_as_template
+from ansible_collections.llamafleet.rpc.plugins.filter.declared_records import declared_records
 from ansible_collections.llamafleet.rpc.plugins.filter.fleet_devices import fleet_devices
+from ansible_collections.llamafleet.rpc.plugins.filter.fleet_topology import fleet_topology
 from ansible_collections.llamafleet.rpc.plugins.filter.plan_split import plan_split
 from ansible_collections.llamafleet.rpc.plugins.filter.rpc_servers import rpc_servers
 from ansible_collections.llamafleet.rpc.plugins.filter.server_args import server_args
@@ -44,6 +46,12 @@ RECORDS = [
         ("head", None, "CPU", 300 * MIB),
     )
 ]
+
+MEMBER = {
+    "inventory_hostname": "box",
+    "group_names": ["llama_workers"],
+    "llama_worker_devices_declared": [{"device": "CUDA0", "usable": "8GiB"}],
+}
 
 
 def test_from_records_to_arguments() -> None:
@@ -76,6 +84,18 @@ def test_from_records_to_arguments() -> None:
         ),
         (lambda: plan_split({}, workers(1, GIB), n_ctx=1), "llamafleet.rpc.plan_split: model"),
         (lambda: rpc_servers(None), "llamafleet.rpc.rpc_servers: the plan is None"),
+        (
+            lambda: fleet_topology([{**MEMBER, "llama_worker_instances": [{"port": 0}]}]),
+            "llamafleet.rpc.fleet_topology: box: llama_worker_instances[0]: port 0 is not a number from 1 to 65535",
+        ),
+        (
+            lambda: declared_records([{**MEMBER, "llama_worker_instances": True}]),
+            "llamafleet.rpc.declared_records: box: llama_worker_instances is True; it must be a list of mappings",
+        ),
+        (
+            lambda: declared_records([{**MEMBER, "llama_primary_instances": [{"devices": True}]}]),
+            "llamafleet.rpc.declared_records: llama_primary_instances: devices is True; it must be a list of devices",
+        ),
         (lambda: tensor_split({}), "llamafleet.rpc.tensor_split: the plan is {}"),
         (lambda: server_args([], model()), "llamafleet.rpc.server_args: the plan is []"),
     ],

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import WorkerError, worker_instances
+from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import (
+    WorkerError,
+    checked_instances,
+    worker_instances,
+)
 
 BUILD = {"bin_dir": "/opt/llamafleet/builds/b11434-x/bin", "worker_binary": "ggml-rpc-server"}
 PROGRAM = "/opt/llamafleet/builds/b11434-x/bin/ggml-rpc-server"
@@ -176,3 +180,12 @@ def test_hidden_cards_are_not_offered_and_the_rest_is_renumbered() -> None:
     assert offered("0,7,1") == "CUDA0", "CUDA sees nothing of what follows a card that is not there"
     with pytest.raises(WorkerError, match="its env hides them all"):
         offered("")
+
+
+def test_null_in_an_instance_is_the_same_as_absent() -> None:
+    """As YAML has it for a key without a value; max_units null once meant 0, and refused any min_units."""
+    nothing = dict.fromkeys(("name", "port", "devices", "backend", "env", "max_units"))
+    (found,) = checked_instances([{**nothing, "min_units": 3}], "box")
+    assert (found["name"], found["port"]) == ("default", 50052)
+    with pytest.raises(WorkerError, match="min_units 3 is more than max_units 2"):
+        checked_instances([{"min_units": 3, "max_units": 2}], "box")
