@@ -40,6 +40,7 @@ _ROOT = __name__.rpartition(".")[0]
 _DEATHS = 3  # a job that ended this often without a result (out of memory, power) is reported, not begun again
 _LOOK = 0.2  # seconds between two looks at a job
 _WRITE = 0.5  # seconds between two writes of its status
+_RESERVE = 64 << 10  # bytes that are kept for the outcome, for a disk that is full by then
 
 
 class JobError(FleetError):
@@ -137,7 +138,13 @@ def advance(
                         f"the job in {directory} was killed {deaths} times, last at {status.get('phase')!r} "
                         f"(out of memory?); its log is {directory}/log"
                     )
-                run = _start(directory, handle, work, args, secrets or {}, deaths)
+                try:
+                    run = _start(directory, handle, work, args, secrets or {}, deaths)
+                except OSError as error:
+                    raise JobError(
+                        f"a job could not be started in {directory}: {error.strerror or error}; make room there, or "
+                        "choose another prefix"
+                    ) from error
                 status = _status(directory)
         if until is not None and time.monotonic() >= until:
             return status
@@ -211,6 +218,8 @@ def _start(
         stream.write(_code(work.partition(":")[0]))
     os.replace(code + ".new", code)
     write_json(os.path.join(directory, "spec.json"), {"work": work, "args": args}, mode=0o600)
+    with open(os.path.join(directory, "reserve"), "wb") as stream:
+        stream.write(os.urandom(_RESERVE))  # which no file system stores as nothing
     now = time.time()
     status = {
         "run": run,
@@ -288,20 +297,23 @@ class Job:
         return os.path.join(self.directory, "log")
 
     def log(self, text: str) -> None:
-        """A line into the log."""
-        sys.stdout.write(text + "\n")  # the job's stdout is its log
-        sys.stdout.flush()
+        """A line into the log; lost on a full disk, which is no reason to leave a child without its parent."""
+        with contextlib.suppress(OSError):
+            os.write(1, (text + "\n").encode("utf-8", "replace"))  # the job's stdout is its log
 
     def progress(self, phase: str, done: int | None = None, total: int | None = None, message: str = "") -> None:
         """Tell how far the work is: ``done`` of ``total`` in a unit of its own (bytes, steps), None when not known."""
         new_phase = phase != self._status.get("phase")
         self._status.update(phase=phase, done=done, total=total, message=message)
         if new_phase or time.monotonic() - self._written >= _WRITE:
-            self._write()
+            with contextlib.suppress(OSError):  # a full disk; the work itself meets it, and says so
+                self._write()
 
     def finish(self, **outcome: Any) -> None:
         """Write the outcome: ``state="done", result=...`` or ``state="failed", error=...``."""
         self._status.update(outcome, deaths=0)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.directory, "reserve"))
         self._write()
 
     def _write(self) -> None:

@@ -336,6 +336,56 @@ def test_what_goes_wrong_on_the_way_is_told_and_never_installed(
     assert not (home / "p/current").exists()
 
 
+FILL = """
+function(add_executable name)
+  _add_executable(${name} ${ARGN})
+  add_custom_command(TARGET ${name} PRE_LINK VERBATIM
+    COMMAND sh -c "test ! -e %s || dd if=/dev/zero of=${CMAKE_BINARY_DIR}/fill bs=64k 2>/dev/null || true")
+endfunction()
+"""
+#: In a mount namespace of its own: the module on a small disk that somebody fills meanwhile, and again with room.
+SMALL_DISK = """
+import json, os, subprocess, sys
+prefix, others, arguments = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700m", "tmpfs", prefix], check=True)
+def build():
+    ran = subprocess.run([sys.executable, "-m", "ansible_collections.llamafleet.rpc.plugins.modules.build", arguments],
+                         capture_output=True, text=True, timeout=120)
+    return json.loads(ran.stdout)
+full = build()
+left = sorted(os.listdir(prefix))
+inside = os.listdir(prefix + "/builds") if "builds" in left else []
+os.unlink(others)
+subprocess.run(["find", prefix, "-name", "fill", "-delete"], check=True)
+print(json.dumps({"full": full, "left": left, "builds": inside, "again": build()}))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_disk_that_fills_up_during_a_build_leaves_no_half_of_one(home: Path) -> None:
+    (home / "p").mkdir()
+    (home / "others").touch()
+    arguments = {"build": "b11434", "prefix": str(home / "p"), "source": "archive", "targets": TARGETS, "jobs": 1}
+    arguments.update(archive(home, FILL % (home / "others")))
+    (home / "arguments.json").write_text(json.dumps({"ANSIBLE_MODULE_ARGS": arguments}))
+    ran = subprocess.run(
+        [
+            *("unshare", "--mount", "--propagation", "private", sys.executable, "-c", SMALL_DISK),
+            *(str(home / "p"), str(home / "others"), str(home / "arguments.json")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["full"]["failed"] is True
+    assert "No space left on device" in told["full"]["msg"]
+    assert told["builds"] == [] and "current" not in told["left"]
+    assert told["again"]["changed"] is True, told["again"]
+
+
 def test_a_program_of_another_build_is_refused(run: Call, home: Path) -> None:
     other = MAIN.replace("version: 0 ()", "version: 0.6.0-dev (build 11430, commit abc)")
     assert "says it is build 11430, expected 11434" in run(**archive(home, "", "0", other))["msg"]
