@@ -94,6 +94,32 @@ _DIAGNOSES: tuple[tuple[str, str, str], ...] = (
         "another program holds the API port: ask who (port_owner_info), or choose another port",
     ),
     (
+        "too_many_devices",
+        r"n_backends <= GGML_SCHED_MAX_BACKENDS",
+        "more than 15 devices were listed in -dev: plan again, with fewer devices or in several clusters",
+    ),
+    (
+        "bad_endpoint",
+        r"Failed to parse endpoint",
+        "an endpoint in --rpc is not IPv4:port (IPv6, blanks and a trailing comma are not understood): plan again",
+    ),
+    (
+        "no_gpu",
+        r"failed to initialize (?:CUDA|ROCm|HIP|MUSA)\b",
+        "the driver of a GPU was not ready or is broken, and llama.cpp goes on without it: see nvidia-smi or rocminfo, "
+        "then start the service again",
+    ),
+    (
+        "cache_types",
+        r"Unsupported KV type combination",
+        "this build has no kernel for a K cache and a V cache of these types: set type_k and type_v to the same type",
+    ),
+    (
+        "unknown_option",
+        r"error: invalid argument",
+        "the program does not know an option: it is of another build, or was built without RPC; build the pinned one",
+    ),
+    (
         "model_not_loaded",
         r"error loading model|failed to load model",
         "the model could not be loaded: see the lines before",

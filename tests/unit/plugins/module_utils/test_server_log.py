@@ -225,11 +225,20 @@ def test_recorded_crashes_are_explained(name: str, codes: list[str]) -> None:
         ("error loading model: unable to allocate RPC0[10.0.0.2:18711] buffer", "out_of_memory"),
         ("error loading model: illegal split file idx: 1 (file: m-00002-of-00003.gguf), ...", "wrong_shard"),
         ("HELLO request size mismatch (0 vs 24)", "version_mismatch"),
+        (
+            "ggml/src/ggml-backend.cpp:2012: GGML_ASSERT(n_backends <= GGML_SCHED_MAX_BACKENDS) failed",
+            "too_many_devices",
+        ),
+        ("ggml-rpc.cpp:539: Failed to parse endpoint: [::1]:18711", "bad_endpoint"),
+        ("ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected", "no_gpu"),
+        ("ggml_cuda_init: failed to initialize ROCm: no ROCm-capable device is detected", "no_gpu"),
+        ("Unsupported KV type combination for head_size 128.", "cache_types"),
+        ("error: invalid argument: --rpc", "unknown_option"),
         ("D alloc: failed to allocate 12.00 MiB of pinned memory: no error", None),
     ],
 )
 def test_texts_of_crashes_of_other_backends_are_explained(line: str, code: str | None) -> None:
-    """B8-06, with the text as reported, and what only a GPU or a sharded model can say."""
+    """B8-06, with the text as reported; B8-04, B8-11, B4-01, B7-13, B2-15 as an old or wrong build says them."""
     assert [finding.code for finding in diagnose([line])] == ([] if code is None else [code])
 
 
