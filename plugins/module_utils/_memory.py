@@ -242,6 +242,9 @@ def compute_bytes(
             resident += COPIES * side * len(held) // len(model.layers)
         if pipelined and is_first and activation == params.graph_tokens * model.n_embd * _F32:
             resident += COPIES * activation
+    if pipelined and is_first:  # one of them is the output of attention, which may be wider
+        wide = max((_attended(model, model.layers[index]) for index in held), default=0)
+        resident += max(0, wide - model.n_embd * _F32) * params.graph_tokens
     if pipelined:
         spilled = _crossing(model, held, layers is None, is_first, is_last_with_output, _quantised(params))
         resident += COPIES * spilled * params.graph_tokens
@@ -267,12 +270,13 @@ def host_compute_bytes(model: Model, params: ContextParams, pipelining: bool, la
     everything = range(len(model.layers))
     inputs = _masks(model, everything, params) + _decay(model, everything, params)
     side = params.graph_tokens * (model.side_input or 0) * _F32
+    learned = activation if model.architecture in ("gpt2", "starcoder") else 0  # positions looked up as tokens are
     if pipelining:
         inputs = 10 * activation + COPIES * inputs + 2 * side
     else:
         inputs += 4 * activation + side + max(side - 2 * activation, 0)
     peak = max((_peak(model, index, params) for index in held), default=0)
-    return inputs + peak + _small(params)
+    return inputs + learned + peak + _small(params)
 
 
 def _resident(model: Model, is_first: bool) -> int:
@@ -295,7 +299,7 @@ def _crossing(
     """
     layers = model.layers
     if anywhere:
-        rotated = max((_rotated(model, layer) for layer in layers), default=0) if quantised_cache else 0
+        rotated = max((_attended(model, layer) for layer in layers), default=0) if quantised_cache else 0
         rotated = rotated if any(layer.state_per_sequence for layer in layers) else 0
         inward = max((layer.spill_in for layer in layers), default=0) + rotated
         outward = max((layer.spill_out for layer in layers), default=0) + rotated
@@ -305,7 +309,7 @@ def _crossing(
     for before, after in zip(stateful, stateful[1:]):
         if not layers[after].state_per_sequence or (before in held) == (after in held):
             continue
-        rotated = _rotated(model, layers[before]) if quantised_cache else 0
+        rotated = _attended(model, layers[before]) if quantised_cache else 0
         if before in held:
             outward = max(outward, layers[before].spill_out + rotated)
         else:
@@ -313,7 +317,7 @@ def _crossing(
     return inward + outward
 
 
-def _rotated(model: Model, layer: Layer) -> int:
+def _attended(model: Model, layer: Layer) -> int:
     """Bytes per token of what a layer with attention alone reads from its cache."""
     if layer.state_per_sequence or not any(cache.v_width for cache in layer.caches):
         return 0

@@ -735,7 +735,9 @@ def _spill(keys: _Keys, shape: _Shape, tensors: list[Tensor]) -> tuple[int, int]
         return 0, 0
     if "ssm_in" in out and "ssm_out" in out:
         return out["ssm_out"][0], out["ssm_in"][-1]
-    return (0, 4 * shape.n_embd) if "time_mix_key" in out or "rwkv" in keys.arch else (0, 0)
+    if "time_mix_key" in out or "rwkv" in keys.arch:  # with the feed-forward part of qwen2 a gate crosses as well
+        return 0 if "channel_mix_key" in out else shape.n_embd, 4 * shape.n_embd
+    return 0, 0
 
 
 def _scratch(keys: _Keys, shape: _Shape, tensors: list[Tensor], used: int) -> int:
@@ -776,7 +778,7 @@ def _scratch(keys: _Keys, shape: _Shape, tensors: list[Tensor], used: int) -> in
         inner = 2 * wide("ssm_conv1d") + 2 * wide("ssm_out", axis=0) + wide("ssm_dt")
         peaks.append(wide("ssm_in") + inner + 2 * stream)
     if "time_mix_key" in out:
-        peaks.append(18 * stream + wide("channel_mix_key"))
+        peaks.append((18 if "channel_mix_key" in out else 22) * stream + wide("channel_mix_key"))
     return max(peaks)
 
 

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import Header, MetaValue, Tensor
 from ansible_collections.llamafleet.rpc.plugins.module_utils._memory import (
     CACHE_TYPES,
     ContextParams,
@@ -21,7 +23,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._memory import (
     output_buffer_bytes,
     row_bytes,
 )
-from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Cache, Layer, Model
+from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Cache, Layer, Model, model_from_header
 from ansible_collections.llamafleet.rpc.tests.unit import measured
 
 MIB = 1 << 20
@@ -226,6 +228,83 @@ def test_the_primary_keeps_the_per_layer_embeddings_twice(name: str, taken: int)
     """One device without pipelining, 1024 cells, as allocated by b11434."""
     bound = host_compute_bytes(measured.model(name), ContextParams(n_ctx=1024), pipelining=False)
     assert taken <= bound <= taken * 1.15 + 64 * MIB
+
+
+def three_layers(arch: str, values: dict[str, MetaValue], matrices: dict[str, tuple[int, int]], vocab: int) -> Model:
+    """A model of three equal layers with these matrices."""
+    width = int(str(values["embedding_length"]))
+    metadata: dict[str, MetaValue] = {"general.architecture": arch}
+    metadata.update({f"{arch}.{key}": value for key, value in values.items()})
+    metadata.update({f"{arch}.block_count": 3, f"{arch}.context_length": 4096})
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (width, vocab), "output_norm.weight": (width,)}
+    for number in range(3):
+        shapes.update({f"blk.{number}.{name}.weight": dims for name, dims in matrices.items()})
+    tensors = tuple(Tensor(name, dims, "F32", 4 * math.prod(dims)) for name, dims in shapes.items())
+    return model_from_header(Header("m.gguf", 3, metadata, {}, tensors, 1, ("m.gguf",)))
+
+
+def feed_forward(width: int, inner: int) -> dict[str, tuple[int, int]]:
+    return {"ffn_gate": (width, inner), "ffn_up": (width, inner), "ffn_down": (inner, width)}
+
+
+QWEN3_4B = three_layers(
+    "qwen3",
+    {
+        "embedding_length": 2560,
+        "attention.head_count": 32,
+        "attention.head_count_kv": 8,
+        "attention.key_length": 128,
+        "attention.value_length": 128,
+    },
+    {
+        "attn_q": (2560, 4096),
+        "attn_k": (2560, 1024),
+        "attn_v": (2560, 1024),
+        "attn_output": (4096, 2560),
+        **feed_forward(2560, 9728),
+    },
+    151936,
+)
+ARWKV7_7B = three_layers(
+    "arwkv7",
+    {"embedding_length": 3584, "attention.head_count": 56, "wkv.head_size": 64, "token_shift_count": 1},
+    {"time_mix_key": (3584, 3584), **feed_forward(3584, 18944)},
+    152064,
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "units", "taken"),
+    [
+        (QWEN3_4B, [2, 2], [155246592, 51421312]),  # 32 heads of 128 beside 2560 elements
+        (ARWKV7_7B, [1, 1, 2], [284129408, 336650368, 272636160]),
+        (ARWKV7_7B, [4], [180359232]),
+    ],
+)
+def test_compute_of_models_that_are_not_recorded(model: Model, units: list[int], taken: list[int]) -> None:
+    """Shapes of Qwen3-4B and ARWKV-7B, three layers, 2048 cells, allocated by b11434 over CPU workers."""
+    start = 0
+    for number, (count, bytes_taken) in enumerate(zip(units, taken)):
+        bound = compute_bytes(
+            model,
+            ContextParams(n_ctx=2048),
+            n_devices_listed=len(units),
+            is_first=number == 0,
+            is_last_with_output=start + count > 3,
+            pipelining=True,
+            layers=range(start, min(start + count, 3)),
+        )
+        assert bytes_taken <= bound <= bytes_taken * 1.15 + 64 * MIB, number
+        start += count
+
+
+def test_learned_positions_are_looked_up_on_the_primary() -> None:
+    """GPT-2 XL shapes, three layers, one device: 18499616 bytes on the primary."""
+    model = three_layers(
+        "gpt2", {"embedding_length": 1600, "attention.head_count": 25}, {"attn_qkv": (1600, 4800)}, 50257
+    )
+    bound = host_compute_bytes(model, ContextParams(n_ctx=2048), pipelining=False)
+    assert 18499616 <= bound <= 20 * MIB
 
 
 def test_a_micro_batch_is_reserved_in_equal_parts_per_slot() -> None:
