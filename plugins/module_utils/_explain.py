@@ -25,7 +25,7 @@ _CTX_STEP = 256  # llama.cpp pads the context to this many cells
 _SLOW_LOAD_S = 300  # a load longer than this deserves a word; every start sends the weights again
 _GAP = 0.01  # a plan that could be better by more than this share deserves a word
 _HINT_EFFORT = 10_000  # a hint need not be the last word
-_VISION = ("vl", "vision", "llava", "mllama", "omni", "pixtral")
+_VISION = ("vl", "vision", "llava", "mllama", "llama4", "omni", "ocr", "pixtral")
 
 
 def mib(size: float) -> str:

@@ -46,6 +46,9 @@ _KEY = re.compile(r"[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=")
 _INTERFACE = re.compile(r"[A-Za-z0-9_=+.-]{1,15}")
 
 
+_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
 class MeshError(FleetError):
     """A mesh that cannot work, or a host that cannot join it; the message names the hosts, the value and the remedy."""
 
@@ -336,17 +339,26 @@ def members_of(hosts: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> 
             else []
         )
         found[name] = Member(
-            managed=host.get("llama_worker_managed") is not False,
+            managed=_flag(host, "llama_worker_managed", True),
             name=name,
             fresh=fresh is not None,
             node=fresh if fresh is not None else known.get(name),
             address=_text(host.get("llama_mesh_address")),
             endpoint=_text(host.get("llama_mesh_endpoint")),
-            nat=host.get("llama_mesh_nat") is True,
+            nat=_flag(host, "llama_mesh_nat", False),
             underlay=_text(host.get("llama_mesh_underlay")),
             ports=tuple((int(entry["port"]), str(entry.get("cluster") or cluster)) for entry in instances),
         )
     return found
+
+
+def _flag(host: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A variable that is true or false; an inventory in INI form, and -e, give it as text."""
+    value = host.get(key)
+    word = str(default if value is None else value).strip().lower()
+    if word not in (*_YES, *_NO):
+        raise MeshError(f"{host['inventory_hostname']}: {key} is {value!r}; it must be true or false")
+    return word in _YES
 
 
 def _text(value: Any) -> str | None:

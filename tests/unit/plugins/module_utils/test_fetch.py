@@ -167,6 +167,15 @@ def test_a_file_that_the_hub_does_not_have_is_told_with_those_it_has() -> None:
             _fetch.hub_files(wrong, "x.gguf", "o/r")
 
 
+def test_what_a_hub_says_is_data() -> None:
+    file: dict[str, Any] = {"rfilename": "x.gguf", "lfs": "y", "size": 5}
+    odd = {"siblings": [None, file]}
+    assert _fetch.hub_files(odd, "x.gguf", "o/r") == [{"name": "x.gguf", "size": 5, "sha256": None}]
+    file["size"] = "5"
+    with pytest.raises(FetchError, match=r"o/r: the hub says that x\.gguf has '5' bytes"):
+        _fetch.hub_files(odd, "x.gguf", "o/r")
+
+
 def test_every_pinned_requirement_has_a_version_and_hashes() -> None:
     for text in (_fetch.SDIST_REQUIREMENTS, _fetch.CMAKE_REQUIREMENTS, _fetch.NINJA_REQUIREMENTS):
         for line in text.strip().splitlines():

@@ -19,6 +19,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import (
     checked_endpoint,
     checked_key,
     checked_network,
+    members_of,
     plan_mesh,
 )
 from hypothesis import given
@@ -462,3 +463,13 @@ def test_two_hundred_hosts(shape: str, seconds: float) -> None:
     assert len(plan["hosts"]["n0"]["peers"]) == 199
     addresses = {own["address"] for own in plan["hosts"].values()}
     assert len(addresses) == 200
+
+
+@pytest.mark.parametrize("text", [True, "true", "True", "yes", "on", "1"])
+def test_flags_of_an_inventory_in_ini_form_are_text(text: object) -> None:
+    """B5-08: nat=true in an INI file is the text "true", and such a host must not look reachable."""
+    found = members_of([host("w", "llama_workers", llama_mesh_nat=text)], {})
+    assert found["w"].nat
+    assert not members_of([host("w", "llama_workers", llama_worker_managed="false")], {})["w"].managed
+    with pytest.raises(MeshError, match="w: llama_mesh_nat is 'maybe'; it must be true or false"):
+        members_of([host("w", "llama_workers", llama_mesh_nat="maybe")], {})

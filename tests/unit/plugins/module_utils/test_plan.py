@@ -429,8 +429,9 @@ def test_a_small_budget_is_obeyed() -> None:
 def test_a_multimodal_moe_with_a_cpu_worker_is_warned_of() -> None:
     """Case B7-12."""
     devices = [*workers(3, 500 * MIB), device("c", GIB, "10.0.0.9:1024", "CPU", min_units=1)]
-    given = model(architecture="qwen3vlmoe", n_expert=128, n_expert_used=8)
-    assert "moe_vision_cpu_worker" in codes(plan(given, devices))
+    for architecture in ("qwen3vlmoe", "llama4", "deepseek2-ocr"):
+        given = model(architecture=architecture, n_expert=128, n_expert_used=8)
+        assert "moe_vision_cpu_worker" in codes(plan(given, devices))
     assert "moe_vision_cpu_worker" not in codes(plan(model(), devices))
 
 
