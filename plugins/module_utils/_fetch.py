@@ -556,7 +556,8 @@ def hub_files(listing: Any, file: str, repo: str) -> list[dict[str, Any]]:
     result = []
     for shard in resolve_shards(name, here):
         item = by_name[folder + shard]
-        large = item.get("lfs") if isinstance(item.get("lfs"), dict) else {}
+        lfs = item.get("lfs")
+        large = lfs if isinstance(lfs, dict) else {}
         size = large.get("size", item.get("size"))
         if isinstance(size, bool) or not isinstance(size, (int, type(None))):
             raise FetchError(f"{repo}: the hub says that {shard} has {size!r} bytes; check the endpoint")
