@@ -33,14 +33,21 @@ def mib(size: float) -> str:
     return f"{size / _MIB:,.1f} MiB".replace(",", " ")
 
 
+def _after_margin(room: int) -> str:
+    return f"{mib(room)} after the margin" if room >= 0 else "less than its margin"
+
+
 # --- Why nothing fits ------------------------------------------------------------------------------------------------
 
 
 def reason(request: Request) -> str:
     """Why no plan exists, with the numbers, and what would fit."""
     wanted = [device for device in request.devices if device.most != 0]
-    text = _primary_short(request) or _units_short(request, wanted) or _memory_short(request, wanted)
-    return f"{text}. {_what_fits(request)}"
+    primary = _primary_short(request)
+    units = _units_short(request, wanted)
+    if units and not primary:
+        return f"{units}."  # no context is short enough for contradictory limits
+    return f"{primary or _memory_short(request, wanted)}. {_what_fits(request)}"
 
 
 def _primary_short(request: Request) -> str | None:
@@ -55,7 +62,8 @@ def _primary_short(request: Request) -> str | None:
             return (
                 f"The primary is too small for its own buffers (input embedding {mib(request.model.input_bytes)}, "
                 f"compute, logits and prompt cache {mib(own - request.model.input_bytes)}): it needs {mib(own)}, "
-                f"{name} has {mib(has)} after the margin, short by {mib(own - has)}"
+                f"{name} has {_after_margin(has)}, short by {mib(own - has)}"
+                + (f" (cache_ram is {mib(request.cache_ram)} of it)" if request.cache_ram else "")
             )
     return None
 
@@ -93,8 +101,9 @@ def _memory_short(request: Request, wanted: Sequence[Device]) -> str:
     once = "" if has == apart else ", memory that they share counted once"
     head = (
         f"The model needs at least {mib(needs)} (weights {mib(sum(request.sizes.weights))}, context of "
-        f"{request.params.n_ctx} tokens {mib(sum(request.sizes.context))}, compute buffers), the {len(wanted)} "
-        f"devices have {mib(has)} after the margins{once}"
+        f"{request.params.n_ctx} tokens {mib(sum(request.sizes.context))}, compute buffers), "
+        + (f"the {len(wanted)} devices have" if len(wanted) > 1 else "the only device has")
+        + f" {mib(has)} after the margin{'s' if len(wanted) > 1 else ''}{once}"
     )
     if needs > has:
         head += f", short by {mib(needs - has)}"
@@ -135,7 +144,7 @@ def _worst_run(
         if needs - request.budget(device.usable) == short:
             lines.append(
                 f"In the split that misses by least, {device.label} needs {mib(needs)} for {run.end - run.begin} of "
-                f"{problem.units} units, has {mib(request.budget(device.usable))}, short by {mib(short)}"
+                f"{problem.units} units, has {_after_margin(request.budget(device.usable))}, short by {mib(short)}"
                 + (f" (its min_units is {device.least}; lower it)" if device.least else "")
             )
     return lines[0] if lines else f"The best split is short by {mib(short)} on a device"

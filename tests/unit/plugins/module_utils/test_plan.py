@@ -586,6 +586,17 @@ def test_devices_of_a_pool_need_not_say_how_large_it_is() -> None:
     assert plan(model(), bare)["reason"] == plan(model(), small)["reason"]
 
 
+def test_a_reason_offers_only_what_would_help() -> None:
+    """Contradictory limits are no matter of context, and a device may have less than its margin."""
+    reason = plan(model(), workers(1, GIB, max_units=3))["reason"]
+    assert reason == "The devices may hold 3 units by max_units, but the model has 11; raise max_units."
+    reason = plan(model(), workers(1, 0))["reason"]
+    assert "the only device has 0.0 MiB after the margin, short by" in reason
+    assert "of 11 units, has less than its margin, short by" in reason
+    reason = plan(model(), [*workers(1, 4 * GIB), device("p", GIB, name="CPU")], cache_ram=3 * GIB)["reason"]
+    assert "(cache_ram is 3 072.0 MiB of it)" in reason
+
+
 def test_memory_that_devices_share_is_counted_once_in_the_reason() -> None:
     shared = [device("a", 700 * MIB, f"10.0.0.2:{port}", pool="p") for port in (1, 2, 3)]
     reason = plan(model(), shared)["reason"]
