@@ -365,6 +365,9 @@ def _peak(model: Model, index: int, params: ContextParams) -> int:
     for cache, indexer in zip(lender.caches, lender.caches[1:]):
         if (cache.window, cache.ratio) == (indexer.window, indexer.ratio):  # scores of the indexer and their order
             total += 5 * cache_cells(indexer, params) * params.graph_tokens
+    if any(cache.per_sequence for cache in lender.caches):  # deepseek4 reads window and compressed cells as one
+        keys = [cache for cache in lender.caches if cache.k_width == lender.caches[0].k_width]
+        total += sum(cache_cells(cache, params) * params.n_parallel * cache.k_width * 2 for cache in keys)
     if flashes(model, params):
         total += sum(_halved(cache, params) for cache in lender.caches)
     else:  # the scores of all heads are written out

@@ -199,6 +199,8 @@ def test_other_families_as_llama_fit_params_accounts_for_them(name: str) -> None
         ("lfm2", [3, 1, 3], {"n_ctx": 4096, "type_k": "q8_0", "type_v": "q8_0"}, [147005568, 92340352, 92463360]),
         ("jamba", [5, 3, 1], {"n_ctx": 2048, "type_k": "q4_0", "type_v": "q4_0"}, [344408320, 260182400]),
         ("jamba", [2, 1, 6], {"n_ctx": 512}, [302104832, 239173888, 362779008]),
+        # deepseek4 puts window and compressed cells of all slots side by side
+        ("dsv4", [3, 3, 3], {"n_ctx": 8192, "n_parallel": 8, "swa_full": True}, [378415872, 631172480, 615402368]),
         # attention and mamba side by side
         ("falconh1", [7], {"n_ctx": 2048, "n_ubatch": 2048}, [520347744]),
     ],
