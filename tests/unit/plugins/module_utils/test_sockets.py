@@ -102,6 +102,7 @@ def test_secrets_in_a_command_line_are_hidden_and_the_rest_stays() -> None:
     shown = _sockets.redact(
         [
             *["llama-server", "--api-key", "hunter2", "--api-key=hunter3", "--api-key-file", "/etc/llama/key"],
+            *["--api_key", "hunter6", "WG_PRIVATE_KEY=hunter7", "--api_key=hunter8"],
             *["-hft", "hf_x", "--hf-token=hf_y", "HF_TOKEN=hf_z", "-c", "2048", "--special-tokens"],
             *["-H", "Authorization: Bearer hunter4", "http://ada:hunter5@10.0.0.2/", "--port", "8080"],
         ]
