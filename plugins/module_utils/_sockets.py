@@ -46,9 +46,9 @@ _ANY_V4, _ANY_V6 = str(ipaddress.IPv4Address(0)), str(ipaddress.IPv6Address(0))
 _TABLE_LIMIT = 64 << 20  # about 400,000 sockets
 _HIDDEN = "********"
 # llama-server reads --api_key as --api-key (common/arg.cpp).
-_SECRET_WORDS = r"(?:(?:api|private|preshared)[-_]?key|token|secret|password|passwd)"
-_SECRET_OPTION = re.compile(rf"^-{{1,2}}(hft|[\w-]*{_SECRET_WORDS}s?)$", re.IGNORECASE)
-_SECRET_ASSIGNMENT = re.compile(rf"^([\w-]*{_SECRET_WORDS})=", re.IGNORECASE)
+_HIDDEN_NAMES = r"(?:(?:api|private|preshared)[-_]?key|token|secret|password|passwd)"
+_SECRET_OPTION = re.compile(rf"^-{{1,2}}(hft|[\w-]*{_HIDDEN_NAMES}s?)$", re.IGNORECASE)
+_SECRET_ASSIGNMENT = re.compile(rf"^([\w-]*{_HIDDEN_NAMES})=", re.IGNORECASE)
 _BEARER = re.compile(r"(bearer\s+|://[^/@\s]*:)[^\s@]+", re.IGNORECASE)
 
 
