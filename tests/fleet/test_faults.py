@@ -120,7 +120,7 @@ def test_another_build_on_one_worker_stops_the_run(inventory: Inventory, proved:
 
 
 def test_a_wrong_become_password_stops_the_run_and_is_not_shown(inventory: Inventory, proved: str) -> None:
-    """Case B6-10: since 2.19 ansible-core calls such a host unreachable."""
+    """Case B6-10: ansible-core calls such a host failed, and since 2.19 unreachable where sudo did not answer in time."""
     sh("w2", "echo deploy:right | chpasswd && sed -i 's/NOPASSWD: //' /etc/sudoers.d/deploy")
     try:
         inventory.change(hosts={"w2": {"ansible_become_password": "canary-become"}}, fleet=PATIENCE)
@@ -129,7 +129,7 @@ def test_a_wrong_become_password_stops_the_run_and_is_not_shown(inventory: Inven
         inventory.change(fleet=PATIENCE)
         sh("w2", "usermod -p '*' deploy && sed -i 's/ALL$/NOPASSWD: ALL/' /etc/sudoers.d/deploy")
     assert "for w2 failed or cannot be reached" in run.flat and "canary-become" not in run.output
-    assert "unreachable=1" in re.search(r"^w2 .*", run.output, re.M)[0]  # type: ignore[index]
+    assert re.search(r"^w2 .*(unreachable|failed)=1", run.output, re.M)
 
 
 def test_a_full_disk_stops_the_fetch_of_a_model_and_leaves_no_half_of_one(inventory: Inventory, proved: str) -> None:
