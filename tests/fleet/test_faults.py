@@ -120,7 +120,7 @@ def test_another_build_on_one_worker_stops_the_run(inventory: Inventory, proved:
 
 
 def test_a_wrong_become_password_stops_the_run_and_is_not_shown(inventory: Inventory, proved: str) -> None:
-    """Case B6-10: ansible-core calls such a host failed, and since 2.19 unreachable where sudo did not answer in time."""
+    """Case B6-10: ansible-core calls such a host failed, or unreachable where sudo did not answer in time."""
     sh("w2", "echo deploy:right | chpasswd && sed -i 's/NOPASSWD: //' /etc/sudoers.d/deploy")
     try:
         inventory.change(hosts={"w2": {"ansible_become_password": "canary-become"}}, fleet=PATIENCE)
