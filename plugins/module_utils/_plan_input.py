@@ -193,6 +193,11 @@ def _checked_model(model: Model) -> Model:
     remedy = "pass the value that gguf_info returned"
     if not model.n_embd:
         raise PlanError(f"model.n_embd is 0, which no model has; {remedy}")
+    parts = [("model", model), *((f"model.layers[{index}]", layer) for index, layer in enumerate(model.layers))]
+    for where, part in parts:
+        for name, value in vars(part).items():
+            if isinstance(value, int) and value >= 1 << 63:
+                raise PlanError(f"{where}.{name} is 2^63 or more, which no model has; {remedy}")
     for index, layer in enumerate(model.layers):
         if layer.borrows_from is not None and layer.borrows_from >= index:
             raise PlanError(

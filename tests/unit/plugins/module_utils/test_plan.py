@@ -769,6 +769,8 @@ def test_bad_options_are_named(options: dict[str, Any], text: str) -> None:
     ("changed", "text"),
     [
         ({"n_embd": 0}, "model.n_embd is 0"),
+        ({"n_embd": 10**400}, "model.n_embd is 2^63 or more"),
+        ({"layers": [layer(MIB, active=10**400)], "n_layer": 1}, "model.layers[0].active is 2^63 or more"),
         ({"layers": [layer(MIB), layer(MIB, borrows_from=1)], "n_layer": 2}, "model.layers[1].borrows_from is 1"),
     ],
 )
