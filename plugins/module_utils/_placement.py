@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils import _memory, _optimise
+from ansible_collections.llamafleet.rpc.plugins.module_utils._model import Layer
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan_input import MAX_DEVICES, Device, Request
 
 _FS_PER_MS = 10**12
@@ -280,6 +281,8 @@ def _cpu_starts(
     compute = [request.buffers.cpu_layers, request.buffers.cpu_all]
     starts = []
     for units in range(max(1, cpu.least), most + 1):
+        if _attends_behind_its_device(request.model.layers, units):
+            continue
         size = problem.need[units] + compute[units == problem.units]
         size += problem.shared if problem.trunk_end else 0
         if size <= room:
@@ -287,6 +290,20 @@ def _cpu_starts(
             load = (own + size) / max(1, cpu.usable)
             starts.append(_optimise.Start(units, times[units] + hop + head, load, used))
     return starts
+
+
+def _attends_behind_its_device(layers: Sequence[Layer], units: int) -> bool:
+    """Whether llama.cpp would compute the attention of the CPU's last layer on the device behind it.
+
+    Its scheduler (b11434) does so in hybrid models whose next layer is recurrent. ``-fa auto`` then switches flash
+    attention off for all devices, and ``-fa on`` copies the layer's whole cache: lfm2 with 8,192 tokens took 556 MiB of
+    compute buffers, 69 with a cut one layer later. Seen with lfm2, nemotron_h and jamba, not with every hybrid; a start
+    one layer away costs less than a wrong promise.
+    """
+    if not 0 < units < len(layers):
+        return False
+    last, following = layers[units - 1], layers[units]
+    return bool(last.caches) and not last.state_per_sequence and following.state_per_sequence > 0
 
 
 def _prefix(sizes: Iterable[int]) -> list[int]:

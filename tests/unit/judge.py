@@ -202,6 +202,11 @@ def allowed_at(devices: Sequence[dict[str, Any]], level: int) -> list[bool]:
     return [_priority(item) <= level or bool(item["min_units"]) for item in devices]
 
 
+def levels(devices: Sequence[dict[str, Any]]) -> list[int]:
+    """The priorities there are; of a device that may hold nothing it does not count."""
+    return sorted({_priority(item) for item in devices if item["max_units"] != 0})
+
+
 def _priority(item: dict[str, Any]) -> int:
     return 50 if item["priority"] is None else int(item["priority"])
 
@@ -212,7 +217,7 @@ def every_split(
     """All splits that may be chosen from: the first priority level that has any, borrowing only if there is none."""
     for lend in (False, True):
         rules = Rules(Model.from_dict(model), devices, params, margin, lend)
-        for level in sorted({_priority(item) for item in devices}):
+        for level in levels(devices):
             allowed = allowed_at(devices, level)
             found = [
                 split
@@ -288,7 +293,7 @@ def best(
     """The value of the best split: ms per token, ms of the slowest device, or share of the fullest. None: none fits."""
     for lend in (False, True):
         rules = Rules(Model.from_dict(model), devices, params, margin, lend)
-        for level in sorted({_priority(item) for item in devices}):
+        for level in levels(devices):
             allowed = allowed_at(devices, level)
             found = [_best_way(rules, way, allowed, objective) for way in WAYS if rules.open_to(way, allowed)]
             if min(found) < np.inf:
@@ -362,8 +367,15 @@ def _starts(rules: Rules, way: Way, own: int, objective: str) -> list[tuple[int,
     # The norm of the output layer is not the CPU's, so its constants are those of any other layer's end.
     plain = way._replace(head=False)
     sizes, times = rules.sizes(plain, 0, True)[0], rules.times(plain, 0, True)[0]
+    room = min(host["usable"], host["pool_usable"])
+    # Never between attention on the CPU and recurrence behind it, where flash attention would end for all.
+    recurrent = [layer.state_per_sequence > 0 for layer in rules.model.layers] + [False]
+    attends = [bool(layer.caches) and not layer.state_per_sequence for layer in rules.model.layers]
     fits = [
-        k for k in range(least, most + 1) if sizes[k] + own + rules.margin <= min(host["usable"], host["pool_usable"])
+        k
+        for k in range(least, most + 1)
+        if sizes[k] + own + rules.margin <= room
+        and not (k <= len(attends) and attends[k - 1] and recurrent[k])
     ]
     if objective == "memory":
         return [(k, (sizes[k] + own) / max(1, host["usable"]), sizes[k]) for k in fits]
