@@ -13,6 +13,7 @@ description:
   - Checks the members of the groups C(llama_primary) and C(llama_workers) as a whole, before any host is touched.
     Every cluster has one primary and it is no worker of its own cluster, endpoints are unique IPv4 addresses with a
     port, and all hosts want the same build.
+  - Warns of variables that are named like a role's and read by none, as misspelt ones are.
 positional: _input
 options:
   _input:
@@ -43,13 +44,16 @@ _value:
   elements: str
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
+from ansible.utils.display import Display
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import kind_of
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import fleet_problems as core
-from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import limit_problems
+from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import limit_problems, unread_variables
 
 
 def fleet_problems(hosts: Any, limit: Sequence[str] | None = None) -> list[str]:
@@ -59,8 +63,17 @@ def fleet_problems(hosts: Any, limit: Sequence[str] | None = None) -> list[str]:
             "use groups['llama_fleet'] | map('extract', hostvars)"
         )
     members = list(hosts)
+    for sentence in unread_variables(members, _role_variables()):
+        Display().warning(sentence)
     problems = core(members)
     return problems if problems or limit is None else limit_problems(members, list(limit))
+
+
+def _role_variables() -> set[str]:
+    """What the roles of this collection take: each has a default."""
+    roles = Path(__file__).resolve().parents[2] / "roles"
+    texts = (path.read_text(encoding="utf-8") for path in roles.glob("*/defaults/main.yml"))
+    return {name for text in texts for name in re.findall(r"^(llama_\w+):", text, re.MULTILINE)}
 
 
 class FilterModule:

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.llamafleet.rpc.plugins.module_utils._builds import parse_build
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._extra_args import checked_extra_args
 from ansible_collections.llamafleet.rpc.plugins.module_utils._memory import ContextParams
@@ -39,10 +41,13 @@ CONTEXT: Mapping[str, Any] = {
     "kv_unified": True,
     "swa_full": False,
 }
+FLEET_GROUP = "llama_fleet"
 PRIMARY_GROUP = "llama_primary"
 WORKER_GROUP = "llama_workers"
 
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+#: Names that are the roles' to give. What a role keeps for itself has two underscores.
+_VARIABLE = re.compile(r"llama_(build|fleet|mesh|model|preflight|primary|worker)_[a-z0-9]\w*")
 
 
 #: Law 6. The source is chosen once, for all hosts (by the first of them, whose settings then would count for all).
@@ -56,6 +61,8 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
     inventory_hostname, group_names and the llama_* variables of connection-free decisions are read.
     """
     problems: list[str] = []
+    misnamed: dict[str, list[str]] = {}
+    outside: dict[str, set[str]] = {}
     clusters: dict[str, dict[str, list[str]]] = {}
     endpoints: dict[str, str] = {}
     builds: dict[str, dict[str, list[str]]] = {variable: {} for variable in _ONE_FOR_ALL}
@@ -64,7 +71,7 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
         groups = set(host.get("group_names") or [])
         cluster = str(host.get("llama_fleet_cluster") or DEFAULT_CLUSTER)
         if not _CLUSTER.fullmatch(cluster):
-            problems.append(f"{name}: llama_fleet_cluster {cluster!r} must be 1 to 31 of a-z, 0-9 and '-'")
+            misnamed.setdefault(cluster, []).append(name)
             continue
         for variable, values in builds.items():
             values.setdefault(str(host.get(variable) or ""), []).append(name)
@@ -73,21 +80,53 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
             if group in groups:
                 members[group].append(name)
         if not groups & {PRIMARY_GROUP, WORKER_GROUP}:
-            problems.append(f"{name} is in neither {PRIMARY_GROUP} nor {WORKER_GROUP}; put it into one of them")
+            outside[name] = groups - {FLEET_GROUP}
         if PRIMARY_GROUP in groups:
             problems += _primary_problems(host, name, cluster, endpoints)
         if WORKER_GROUP in groups:
             problems += _worker_problems(host, name, cluster, clusters, endpoints)
+    for cluster, names in misnamed.items():
+        problems.append(f"{_some(names)}: llama_fleet_cluster {cluster!r} must be 1 to 31 of a-z, 0-9 and '-'")
+    if outside:
+        groups = set().union(*outside.values())
+        problems.append(
+            f"{_some(list(outside))}: in neither {PRIMARY_GROUP} nor {WORKER_GROUP}"
+            f"{f', but in {_some(sorted(groups))}' if groups else ''}; put each host into one of them"
+        )
     problems += _cluster_problems({name: members for name, members in clusters.items() if any(members.values())})
     for variable, values in builds.items():
         if len(values) > 1:
-            listed = "; ".join(
-                f"{value or 'the default'}: {', '.join(names[:5])}" for value, names in sorted(values.items())
-            )
+            listed = "; ".join(f"{value or 'the default'}: {_some(names)}" for value, names in sorted(values.items()))
             problems.append(
                 f"{variable} differs between hosts ({listed}). Every host must run the same build: set it for all"
             )
+    for tag in builds["llama_fleet_build"]:
+        try:
+            parse_build(tag) if tag else None
+        except FleetError as error:
+            problems.append(f"llama_fleet_build: {error}")
     return problems
+
+
+def unread_variables(hosts: Iterable[Mapping[str, Any]], known: Collection[str]) -> list[str]:
+    """Variables of hosts that are named like a role's and are none of ``known``: a sentence each, with what is near."""
+    found: dict[str, list[str]] = {}
+    for host in hosts:
+        for variable in host:
+            if _VARIABLE.fullmatch(str(variable)) and variable not in known:
+                found.setdefault(str(variable), []).append(str(host["inventory_hostname"]))
+    sentences = []
+    for variable, names in sorted(found.items()):
+        near = difflib.get_close_matches(variable, known, 1, 0.8)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        sentences.append(f"{variable} of {_some(names)} is read by no role{meant}")
+    return sentences
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first five, and how many more there are."""
+    more = len(names) - 5
+    return ", ".join(names[:5]) + (f" and {more} more" if more > 0 else "")
 
 
 def _primary_problems(host: Mapping[str, Any], name: str, cluster: str, endpoints: dict[str, str]) -> list[str]:
@@ -97,9 +136,10 @@ def _primary_problems(host: Mapping[str, Any], name: str, cluster: str, endpoint
         port = checked_port(host.get("llama_primary_port", DEFAULT_PRIMARY_PORT), f"{name}: llama_primary_port")
         # A worker on a loopback address is on the primary's own machine.
         key = f"{cluster} {DEFAULT_ADDRESS}:{port}"
-        if key in endpoints:
-            found.append(f"{name}: llama_primary_port {port} is that of {endpoints[key]}; choose another")
-        endpoints[key] = f"the API of {name}"
+        other = endpoints.setdefault(key, f"the API of {name}")
+        # That of a second primary of the cluster, which has to leave it, is another machine's.
+        if not other.startswith("the API of"):
+            found.append(f"{name}: llama_primary_port {port} is that of {other}; choose another")
     except FleetError as error:
         found.append(str(error))
     try:
@@ -186,12 +226,11 @@ def _cluster_problems(clusters: Mapping[str, Mapping[str, list[str]]]) -> list[s
         primaries, workers = members[PRIMARY_GROUP], members[WORKER_GROUP]
         if not primaries:
             found.append(
-                f"cluster {cluster} has workers ({', '.join(workers[:5])}) but no primary; "
-                f"add one host to {PRIMARY_GROUP}"
+                f"cluster {cluster} has workers ({_some(workers)}) but no primary; add one host to {PRIMARY_GROUP}"
             )
         elif len(primaries) > 1:
             found.append(
-                f"cluster {cluster} has {len(primaries)} primaries ({', '.join(primaries[:5])}); a cluster has one: "
+                f"cluster {cluster} has {len(primaries)} primaries ({_some(primaries)}); a cluster has one: "
                 "move the others to clusters of their own with llama_fleet_cluster"
             )
         for both in sorted(set(primaries) & set(workers)):
@@ -220,7 +259,7 @@ def machine_problems(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             names = [name for name, _host, _facts in members]
             for name in names:
                 found[name] = (
-                    f"{', '.join(names[:5])} are different machines with one identity ({machine}), as copies of a disk "
+                    f"{_some(names)} are different machines with one identity ({machine}), as copies of a disk "
                     "are, and their memory would count as one. Give each its own: remove /etc/machine-id, run "
                     "systemd-machine-id-setup, and reboot"
                 )
@@ -265,7 +304,7 @@ def limit_problems(hosts: Sequence[Mapping[str, Any]], limit: Sequence[str]) -> 
         primary, workers = members["primary"], set(members["workers"]) & set(limit)
         if workers and primary not in limit:
             found.append(
-                f"cluster {cluster}: {', '.join(sorted(workers)[:5])} cannot change without the primary {primary}, "
+                f"cluster {cluster}: {_some(sorted(workers))} cannot change without the primary {primary}, "
                 f"which is outside of the limit; run again with --limit '{','.join([*limit, str(primary)])}'"
             )
     return found

@@ -374,8 +374,7 @@ def _starts(rules: Rules, way: Way, own: int, objective: str) -> list[tuple[int,
     fits = [
         k
         for k in range(least, most + 1)
-        if sizes[k] + own + rules.margin <= room
-        and not (k <= len(attends) and attends[k - 1] and recurrent[k])
+        if sizes[k] + own + rules.margin <= room and not (k <= len(attends) and attends[k - 1] and recurrent[k])
     ]
     if objective == "memory":
         return [(k, (sizes[k] + own) / max(1, host["usable"]), sizes[k]) for k in fits]

@@ -14,6 +14,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import (
     limit_problems,
     machine_problems,
     topology,
+    unread_variables,
     worker_identities,
 )
 
@@ -81,7 +82,8 @@ def test_a_good_fleet_has_no_problems() -> None:
         ([primary(llama_fleet_build="b11434"), worker("a", llama_fleet_build="b11430")], "llama_fleet_build differs"),
         ([primary(llama_build_source="git"), worker("a")], "llama_build_source differs .* \\(the default: a; git: p"),
         ([primary(llama_fleet_cluster="A B")], "'A B' must be"),
-        ([*GOOD, {"inventory_hostname": "stray", "group_names": ["llama_fleet"]}], "stray is in neither"),
+        ([*GOOD, {"inventory_hostname": "stray", "group_names": ["llama_fleet"]}], "stray: in neither"),
+        ([primary(llama_fleet_build="master"), worker("a", llama_fleet_build="master")], "'master' is not a fixed tag"),
         ([primary(llama_primary_port=70000), worker("a")], "p: llama_primary_port: port 70000"),
         ([primary(llama_primary_port="abc"), worker("a")], "p: llama_primary_port: port 'abc'"),
         ([primary(llama_primary_port=50052), worker("a", llama_fleet_scope="user")], "that of|given twice"),
@@ -109,6 +111,36 @@ def test_bad_input_is_named(hosts: list[dict[str, Any]], message: str | None) ->
         assert problems == []
         return
     assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_one_cause_is_one_problem_however_many_hosts_have_it() -> None:
+    lost = [{"inventory_hostname": f"n{number}", "group_names": ["llama_fleet", "workers"]} for number in range(9)]
+    (problem,) = fleet_problems([*GOOD, *lost])
+    assert problem.startswith(
+        "n0, n1, n2, n3, n4 and 4 more: in neither llama_primary nor llama_workers, but in workers;"
+    )
+    (problem, *_rest) = fleet_problems([worker(f"n{number}", llama_fleet_cluster="Big") for number in range(9)])
+    assert problem.startswith("n0, n1, n2, n3, n4 and 4 more: llama_fleet_cluster 'Big' must be")
+
+
+def test_a_second_primary_is_named_for_what_it_is() -> None:
+    (problem,) = fleet_problems([primary("p"), primary("q"), worker("a")])
+    assert "cluster default has 2 primaries (p, q)" in problem
+
+
+def test_a_misspelt_variable_is_named_with_the_one_that_was_meant() -> None:
+    known = {"llama_fleet_missing_worker", "llama_primary_n_ctx"}
+    hosts = [
+        primary(
+            llama_primary_nctx=8192, llama_fleet_missing_workers="drop", llama_primary_n_ctx=1, llama_primary__own=1
+        ),
+        worker("a", llama_fleet_missing_workers="drop", llama_model_of_mine="x", vault_llama=1),
+    ]
+    assert unread_variables(hosts, known) == [
+        "llama_fleet_missing_workers of p, a is read by no role; did you mean llama_fleet_missing_worker?",
+        "llama_model_of_mine of a is read by no role",
+        "llama_primary_nctx of p is read by no role; did you mean llama_primary_n_ctx?",
+    ]
 
 
 def test_two_clusters_on_one_machine_may_use_the_same_loopback_port() -> None:

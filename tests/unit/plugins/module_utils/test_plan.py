@@ -838,7 +838,7 @@ def test_the_model_may_be_what_gguf_info_returned() -> None:
 
 
 def test_a_hybrid_is_not_cut_between_attention_on_the_cpu_and_recurrence_behind_it() -> None:
-    """llama.cpp would give up flash attention on all devices there: 556 MiB of compute buffers of lfm2 in place of 69."""
+    """llama.cpp would give up flash attention on all devices there: lfm2 then takes 556 MiB in place of 69."""
     given = measured.model("lfm2").to_dict()  # its layers: R R A R A R
     possible = [
         units
