@@ -63,9 +63,9 @@ def fleet_problems(hosts: Any, limit: Sequence[str] | None = None) -> list[str]:
             "use groups['llama_fleet'] | map('extract', hostvars)"
         )
     members = list(hosts)
+    problems = core(members)
     for sentence in unread_variables(members, _role_variables()):
         Display().warning(sentence)
-    problems = core(members)
     return problems if problems or limit is None else limit_problems(members, list(limit))
 
 

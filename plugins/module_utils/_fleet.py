@@ -67,7 +67,7 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
     endpoints: dict[str, str] = {}
     builds: dict[str, dict[str, list[str]]] = {variable: {} for variable in _ONE_FOR_ALL}
     for host in hosts:
-        name = str(host["inventory_hostname"])
+        name = _name_of(host)
         groups = set(host.get("group_names") or [])
         cluster = str(host.get("llama_fleet_cluster") or DEFAULT_CLUSTER)
         if not _CLUSTER.fullmatch(cluster):
@@ -114,13 +114,22 @@ def unread_variables(hosts: Iterable[Mapping[str, Any]], known: Collection[str])
     for host in hosts:
         for variable in host:
             if _VARIABLE.fullmatch(str(variable)) and variable not in known:
-                found.setdefault(str(variable), []).append(str(host["inventory_hostname"]))
+                found.setdefault(str(variable), []).append(_name_of(host))
     sentences = []
     for variable, names in sorted(found.items()):
         near = difflib.get_close_matches(variable, known, 1, 0.8)
         meant = f"; did you mean {near[0]}?" if near else ""
         sentences.append(f"{variable} of {_some(names)} is read by no role{meant}")
     return sentences
+
+
+def _name_of(host: Mapping[str, Any]) -> str:
+    if not isinstance(host, Mapping) or not host.get("inventory_hostname"):
+        raise FleetError(
+            f"{host!r:.60} is not the variables of a host: it has no inventory_hostname; "
+            "use groups['llama_fleet'] | map('extract', hostvars)"
+        )
+    return str(host["inventory_hostname"])
 
 
 def _some(names: Sequence[str]) -> str:
@@ -252,7 +261,7 @@ def machine_problems(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for host in hosts:
         facts = (host.get("ansible_facts") or {}).get("llamafleet")
         if facts:
-            machines.setdefault(str(facts["machine_id"]), []).append((str(host["inventory_hostname"]), host, facts))
+            machines.setdefault(str(facts["machine_id"]), []).append((_name_of(host), host, facts))
     found: dict[str, str] = {}
     for machine, members in machines.items():
         if len({facts.get("boot_id") for _name, _host, facts in members}) > 1:
@@ -282,7 +291,7 @@ def machine_problems(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def _on_machine(host: Mapping[str, Any]) -> list[str]:
     """What a machine has once: the services of a host, and the addresses that they listen on."""
-    name, groups = str(host["inventory_hostname"]), set(host.get("group_names") or [])
+    name, groups = _name_of(host), set(host.get("group_names") or [])
     own = str(host.get("llama_fleet_cluster") or DEFAULT_CLUSTER)
     found: list[str] = []
     if PRIMARY_GROUP in groups:
@@ -314,12 +323,13 @@ def topology(hosts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Cluster -> ``{primary: name or None, workers: [names], ports: {name: [TCP ports]}}``; hosts have no problems."""
     clusters: dict[str, dict[str, Any]] = {}
     for host in hosts:
-        name, groups = str(host["inventory_hostname"]), set(host.get("group_names") or [])
+        name, groups = _name_of(host), set(host.get("group_names") or [])
         own = str(host.get("llama_fleet_cluster") or DEFAULT_CLUSTER)
         if PRIMARY_GROUP in groups:
             cluster = clusters.setdefault(own, {"primary": None, "workers": [], "ports": {}})
             cluster["primary"] = name
-            cluster["ports"].setdefault(name, []).append(int(host.get("llama_primary_port") or DEFAULT_PRIMARY_PORT))
+            port = checked_port(host.get("llama_primary_port") or DEFAULT_PRIMARY_PORT, f"{name}: llama_primary_port")
+            cluster["ports"].setdefault(name, []).append(port)
         if WORKER_GROUP in groups:
             for instance in checked_instances(host.get("llama_worker_instances") or DEFAULT_INSTANCES, name):
                 serves = str(instance.get("cluster") or own)

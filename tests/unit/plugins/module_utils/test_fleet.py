@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import pytest
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import (
     fleet_problems,
     limit_problems,
@@ -111,6 +112,13 @@ def test_bad_input_is_named(hosts: list[dict[str, Any]], message: str | None) ->
         assert problems == []
         return
     assert any(re.search(message, problem) for problem in problems), problems
+
+
+@pytest.mark.parametrize("entry", [{}, {"inventory_hostname": ""}, None, "n1"])
+def test_what_is_no_host_is_told_with_what_is_expected(entry: Any) -> None:
+    for ask in (fleet_problems, topology):
+        with pytest.raises(FleetError, match=r"no inventory_hostname; use groups\['llama_fleet'\]"):
+            ask([entry])
 
 
 def test_one_cause_is_one_problem_however_many_hosts_have_it() -> None:
