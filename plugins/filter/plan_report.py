@@ -22,7 +22,7 @@ options:
 EXAMPLES = r"""
 - name: Show the plan
   ansible.builtin.debug:
-    msg: "{{ llama_primary__plan | llamafleet.rpc.plan_report }}"
+    msg: "{{ llama_primary__plan | llamafleet.rpc.plan_report | join('\n') }}"
 """
 
 RETURN = r"""

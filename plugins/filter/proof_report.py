@@ -27,7 +27,7 @@ options:
 EXAMPLES = r"""
 - name: Show what was promised and measured
   ansible.builtin.debug:
-    msg: "{{ primary_proof_result | llamafleet.rpc.proof_report('http://127.0.0.1:8080') }}"
+    msg: "{{ primary_proof_result | llamafleet.rpc.proof_report('http://127.0.0.1:8080') | join('\n') }}"
 """
 
 RETURN = r"""

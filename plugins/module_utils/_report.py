@@ -45,9 +45,10 @@ def _layers(device: Mapping[str, Any]) -> str:
 def _rate(predicted: Mapping[str, Any]) -> list[str]:
     if not predicted.get("tokens_per_s"):
         return []
+    trips = predicted["round_trips"]
     return [
         f"predicted {predicted['tokens_per_s']:.1f} tokens/s ({predicted['ms_per_token']:.1f} ms per token, "
-        f"no plan below {predicted['lower_bound_ms']:.1f}), {predicted['round_trips']} round trips "
+        f"no plan below {predicted['lower_bound_ms']:.1f}), {trips} round trip{'' if trips == 1 else 's'} "
         f"and {predicted['wire_bytes_per_token']} bytes on the wire per token"
     ]
 
@@ -78,13 +79,19 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     lines += companion_lines(plan)
     lines += _rate(plan.get("predicted") or {})
     lines += _certificate(plan.get("certificate"))
-    lines.append(
-        f"--rpc {plan['rpc'] or '(none)'}  -dev {','.join(plan['device_order'])}  --tensor-split {plan['tensor_split']}"
-    )
+    lines.append(_options(plan))
     lines += [f"left out: {_dropped(entry)}: {entry['why']}" for entry in plan.get("dropped") or []]
     lines += _alternatives(plan)
     lines += [f"warning: {entry['text']}" for entry in plan.get("warnings") or []]
     return lines
+
+
+def _options(plan: Mapping[str, Any]) -> str:
+    """What llama-server is told of the split. Without a device all is on the primary's CPU, without any option."""
+    if not plan["device_order"]:
+        return "no worker is used, nor a GPU: all layers are on the primary's CPU"
+    devices = f"-dev {','.join(plan['device_order'])}  --tensor-split {plan['tensor_split']}"
+    return f"--rpc {plan['rpc']}  {devices}" if plan["rpc"] else f"no worker is used: {devices}"
 
 
 def _certificate(certificate: Mapping[str, Any] | None) -> list[str]:

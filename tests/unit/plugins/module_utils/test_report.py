@@ -52,6 +52,19 @@ def test_plan_shows_layers_sizes_reasons_and_warnings() -> None:
     assert "warning: the output layer is remote" in text
 
 
+def test_options_are_shown_that_there_are_and_one_round_trip_is_one() -> None:
+    """Without a worker no --rpc is printed, on the CPU alone neither -dev nor --tensor-split."""
+    assert "--rpc 127.0.0.1:5  -dev RPC0  --tensor-split 31" in plan_lines(PLAN)
+    own = {**PLAN, "rpc": "", "device_order": ["CUDA0"]}
+    assert "no worker is used: -dev CUDA0  --tensor-split 31" in plan_lines(own)
+    cpu = "\n".join(plan_lines({**own, "device_order": [], "tensor_split": ""}))
+    assert "no worker is used, nor a GPU: all layers are on the primary's CPU" in cpu
+    assert "--" not in cpu and "-dev" not in cpu
+    speed = {"tokens_per_s": 10.0, "ms_per_token": 100.0, "lower_bound_ms": 90.0, "wire_bytes_per_token": 5}
+    for trips, said in ((0, " 0 round trips and"), (1, " 1 round trip and"), (2, " 2 round trips and")):
+        assert said in "\n".join(plan_lines({**PLAN, "predicted": {**speed, "round_trips": trips}}))
+
+
 def test_an_infeasible_plan_says_why() -> None:
     assert plan_lines({"feasible": False, "reason": "needs 3, has 2"}) == ["no plan: needs 3, has 2"]
 
