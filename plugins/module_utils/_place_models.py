@@ -33,7 +33,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._place_hosts import
     PlaceError,
     read_hosts,
 )
-from ansible_collections.llamafleet.rpc.plugins.module_utils._place_report import fragment, report_lines
+from ansible_collections.llamafleet.rpc.plugins.module_utils._place_report import fragment, listed, report_lines
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan import plan_split
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan_input import (
     DEFAULT_PRIORITY,
@@ -59,6 +59,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "swa_full": False,
 }
 _TRIES = 3  # numbers of the roomiest hosts to try where no candidate had a plan; the last one takes all it can
+_WARNED = 5  # hosts that a warning names one by one
 
 
 @dataclass(frozen=True)
@@ -483,18 +484,25 @@ def _bound(wishes: Sequence[Wish], hosts: Sequence[Host], placed: Placed) -> dic
 
 
 def _warnings(placed: Placed) -> list[str]:
+    """One line for each kind, however many clusters it concerns."""
+    blind = [cluster for cluster in placed.clusters if cluster.plan["primary_host"]["usable"] is None]
+    lost = [
+        f"{host.name} (worker of {cluster.name})"
+        for cluster in placed.clusters
+        for host in cluster.workers
+        if host.declared and host.address is None
+    ]
     found = []
-    for cluster in placed.clusters:
-        if cluster.plan["primary_host"]["usable"] is None:
-            own = mib(cluster.plan["primary_host"]["total"])
-            found.append(
-                f"{cluster.primary.name}, primary of {cluster.name}: nothing is recorded of its CPU's memory, which is "
-                f"to hold {own} of the primary's own; declare a CPU among its devices"
-            )
-        found += [
-            f"{host.name}, worker of {cluster.name}: its address is not known, so that plan.yml cannot tell it from "
-            "others; give it llama_worker_address"
-            for host in cluster.workers
-            if host.declared and host.address is None
-        ]
+    if blind:
+        own = mib(max(cluster.plan["primary_host"]["total"] for cluster in blind))
+        names = listed([f"{cluster.primary.name} (primary of {cluster.name})" for cluster in blind], _WARNED)
+        found.append(
+            f"{names}: nothing is recorded of the CPU's memory, which is to hold up to {own} of a primary's own; "
+            "declare a CPU among the devices"
+        )
+    if lost:
+        found.append(
+            f"{listed(lost, _WARNED)}: no address is known, so that plan.yml cannot tell workers apart; "
+            "give llama_worker_address"
+        )
     return found

@@ -109,5 +109,10 @@ def report_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _names(names: Sequence[str]) -> str:
-    listed = ", ".join(names[:_NAMED])
-    return listed + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "") if names else "-"
+    return listed(names, _NAMED) if names else "-"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The names, but no more than ``most`` of them, and how many are left."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -329,8 +329,20 @@ def test_a_primary_of_unified_memory_counts_its_own_buffers_there() -> None:
     roomy = place_models(mac(1300), [wish("m")])
     assert roomy["clusters"] and not roomy["warnings"]
     apart = place_models([host("box", ("CUDA0", 1084, 400.0))], [wish("m")])
-    assert apart["clusters"] and "nothing is recorded of its CPU's memory" in apart["warnings"][0]
+    assert apart["clusters"] and "nothing is recorded of the CPU's memory" in apart["warnings"][0]
     assert not place_models(mac(1084), [wish("m")])["clusters"]
+
+
+def test_a_warning_is_one_line_however_many_hosts_it_concerns() -> None:
+    """Each copy takes a whole GPU as primary and another as worker; nothing tells of a CPU or an address."""
+    for copies, more in ((5, ""), (8, " and 3 more")):
+        hosts = [host(f"h{k:02}", ("CUDA0", 700, 400.0)) for k in range(2 * copies)]
+        result = place_models(hosts, [wish("m", replicas=copies)])
+        assert [len(cluster["workers"]) for cluster in result["clusters"]] == [1] * copies
+        blind, lost = result["warnings"]
+        assert blind.startswith("h00 (primary of m-1), ") and blind.count(" (primary of ") == 5
+        assert f"{more}: nothing is recorded of the CPU's memory" in blind
+        assert lost.count(" (worker of ") == 5 and f"{more}: no address is known" in lost
 
 
 def test_priorities_of_hosts_hold_for_the_fleet() -> None:
