@@ -26,7 +26,7 @@ bench: ## measure the planner, the demo's fleet with llama-bench over its plan, 
 
 clean: ## end the demo and remove it, and everything that this Makefile made
 	@$(PLAY) playbooks/teardown.yml $(ARGS)
-	@rm -rf .cache .ansible dist tests/output /opt/llamafleet-test
+	@rm -rf .cache .ansible dist tests/output "$$(sh tests/tools/prefix.sh)"
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "Gone: the demo's services, files and ports (listed above), and .cache with environments, builds and test output."
 

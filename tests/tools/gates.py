@@ -31,10 +31,16 @@ def prefix() -> Path:
     """Where `make build` puts llama.cpp and the demo model, for every test that runs them.
 
     As root, builds and services run as another account, which must be able to get there: in a checkout that only
-    root may enter, the place is outside (`make clean` removes it too).
+    root may enter, the place is outside, and named by prefix.sh (`make clean` removes it too).
     """
     closed = any(not folder.stat().st_mode & 0o001 for folder in tree.CACHE.parents)
-    return Path("/opt/llamafleet-test") if os.geteuid() == 0 and closed else tree.CACHE / "llama"
+    return outside() if os.geteuid() == 0 and closed else tree.CACHE / "llama"
+
+
+def outside() -> Path:
+    """The place outside that is of this checkout alone."""
+    argv = ["sh", str(tree.ROOT / "tests" / "tools" / "prefix.sh")]
+    return Path(subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip())
 
 
 # Reasons for which a test or a part of one may be left out, as a pattern of the line that says so.

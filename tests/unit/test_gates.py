@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -82,6 +84,20 @@ def test_a_mistyped_group_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         gates.main(["lnt"])
     assert "unknown group lnt: known are lint, " in capsys.readouterr().err
+
+
+def test_each_checkout_has_a_place_of_its_own_outside(tmp_path: Path) -> None:
+    """`make clean` in one of them must not take what the tests of another one use."""
+    script = tmp_path / "tests" / "tools" / "prefix.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "tools" / "prefix.sh", script)
+    other = subprocess.run(["sh", script], check=True, capture_output=True, text=True).stdout.strip()
+    assert re.fullmatch(r"/opt/llamafleet-test-\d+", other)
+    assert gates.outside() != Path(other) and gates.outside() == gates.outside()
+    assert re.fullmatch(r"/opt/llamafleet-test-\d+", str(gates.outside()))
+    clean = subprocess.run(["make", "-n", "clean"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    removed = [line for line in clean.splitlines() if line.startswith("rm -rf ")]
+    assert removed and "/opt/" not in "".join(removed) and "tests/tools/prefix.sh" in "".join(removed)
 
 
 def test_a_python_that_is_found_but_does_not_run_is_passed_over(tmp_path: Path) -> None:
