@@ -21,6 +21,11 @@ options:
     type: list
     elements: dict
     required: true
+  primary:
+    description:
+      - Name of the primary, where the hosts are those of one cluster. Only its C(llama_primary_instances) count then,
+        and the others are its workers, so that two of them at one loopback address are an error.
+    type: str
 seealso:
   - plugin: llamafleet.rpc.place_models
     plugin_type: filter
@@ -30,6 +35,10 @@ EXAMPLES = r"""
 - name: What is declared of all machines
   ansible.builtin.debug:
     msg: "{{ groups['all'] | map('extract', hostvars) | llamafleet.rpc.declared_records }}"
+
+- name: What is declared of the members of a cluster
+  ansible.builtin.debug:
+    msg: "{{ groups['all'] | map('extract', hostvars) | llamafleet.rpc.declared_records(primary='gamer') }}"
 """
 
 RETURN = r"""
@@ -47,14 +56,14 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._declared import de
 from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
 
 
-def declared_records(hosts: Any) -> list[dict[str, Any]]:
+def declared_records(hosts: Any, primary: str | None = None) -> list[dict[str, Any]]:
     if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
         raise AnsibleFilterError(
             f"llamafleet.rpc.declared_records: the input is a {kind_of(hosts)}, not a list of host variables; "
             "use groups['all'] | map('extract', hostvars)"
         )
     try:
-        return core(list(hosts))
+        return core(list(hosts), primary)
     except FleetError as error:
         raise AnsibleFilterError(f"llamafleet.rpc.declared_records: {error}") from error
 

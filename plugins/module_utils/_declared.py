@@ -38,11 +38,13 @@ def machine_record(host: str, devices: object, address: object = None) -> dict[s
     )
 
 
-def declared_records(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def declared_records(hosts: Sequence[Mapping[str, Any]], primary: str | None = None) -> list[dict[str, Any]]:
     """Records of those ``hosts`` (inventory variables) that declare devices; the others are left out.
 
     What is declared of it as a primary (llama_primary_instances) counts before what is declared of it as a worker
-    (llama_worker_devices_declared), because that has the memory for a primary's own buffers too.
+    (llama_worker_devices_declared), because that has the memory for a primary's own buffers too. Where the ``primary``
+    is known by name, ``hosts`` are one cluster: all others are its workers, which it must tell apart by their addresses
+    (WorkerRecordError).
     """
     found = []
     for host in hosts:
@@ -50,7 +52,7 @@ def declared_records(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         cluster = str(host.get("llama_fleet_cluster") or DEFAULT_CLUSTER)
         address = host.get("llama_worker_address")
         own, lent = host.get("llama_primary_instances") or [], host.get("llama_worker_devices_declared") or []
-        if declares(own):
+        if primary in (None, name) and declares(own):
             mesh = {"address": address}
             found.append(build_record(Inputs(host=name, cluster=cluster, instances=own, mesh=mesh, primary=True)))
         elif lent:
@@ -61,7 +63,24 @@ def declared_records(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
                 )
             first = {**instances[0], "address": address or _DEFAULT_ADDRESS, "devices": lent}
             found.append(build_record(Inputs(host=name, cluster=cluster, instances=[first])))
+    if primary is not None:
+        _check_addresses(found)
     return found
+
+
+def _check_addresses(records: Sequence[Mapping[str, Any]]) -> None:
+    """A loopback address means the host itself, so it tells no two hosts apart; real addresses _fleet has checked."""
+    owners: dict[str, list[str]] = {}
+    for record in records:
+        for endpoint in {instance["endpoint"] for instance in record["instances"]} - {None}:
+            if endpoint.startswith("127."):
+                owners.setdefault(endpoint, []).append(record["host"])
+    for endpoint, names in owners.items():
+        if len(names) > 1:
+            raise WorkerRecordError(
+                f"{', '.join(names)}: declared workers, all at {endpoint}, so that a plan cannot tell them apart; give "
+                "each llama_worker_address, the IPv4 address that it will have (for a plan any will do)"
+            )
 
 
 def declares(instances: object) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,12 @@ import yaml
 from ansible_collections.llamafleet.rpc.plugins.module_utils._companions import plan_with
 from ansible_collections.llamafleet.rpc.plugins.module_utils._gguf import read_model
 from ansible_collections.llamafleet.rpc.plugins.module_utils._model import model_from_header
+from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_record import Inputs, build_record
 from ansible_collections.llamafleet.rpc.tests.unit.plan_world import GIB, device
 from ansible_collections.llamafleet.rpc.tests.unit.web import Server, serve
 
 ROOT = Path(__file__).resolve().parents[2]
+SMALL = ROOT / "inventories" / "models" / "llama-8b-q4.json"
 TOKEN = "hf_s3cretOfAUser"
 
 
@@ -38,7 +41,7 @@ def inventory(memory: str, **variables: Any) -> dict[str, Any]:
 
 
 def plan(tmp_path: Path, hosts: dict[str, Any], *arguments: str, endpoint: str = "") -> tuple[int, str]:
-    """Exit status and all output, in one line: what people read is wrapped."""
+    """Exit status and all output, in one line: what people read is wrapped. It runs in ``tmp_path``."""
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(hosts))
     ran = subprocess.run(
         [
@@ -49,8 +52,15 @@ def plan(tmp_path: Path, hosts: dict[str, Any], *arguments: str, endpoint: str =
         text=True,
         check=False,
         timeout=240,
-        cwd=ROOT,
-        env={**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN, "ANSIBLE_HOME": str(tmp_path / "ansible")},
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PWD": str(tmp_path),
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": f"{tmp_path}/ansible",
+            "HF_ENDPOINT": endpoint,
+            "HF_TOKEN": TOKEN,
+        },
     )
     return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
 
@@ -102,3 +112,80 @@ def test_diff_tells_what_would_move_from_the_plan_that_runs(demo_model: Path, tm
     assert "ms per token predicted, a gain of" in said
     (folder / "primary.json").write_text(json.dumps({"model_path": "/srv/other.gguf"}))
     assert "the primary was started with another model: /srv/other.gguf" in plan(tmp_path, hosts, *asked)[1]
+
+
+def workers_of(hosts: dict[str, Any]) -> dict[str, Any]:
+    """The workers of an inventory, by name."""
+    found: dict[str, Any] = hosts["all"]["children"]["llama_fleet"]["children"]["llama_workers"]["hosts"]
+    return found
+
+
+def test_a_relative_path_counts_from_where_it_is_run(tmp_path: Path) -> None:
+    """A model that is not there is named by its whole path."""
+    shutil.copy(SMALL, tmp_path / "head.json")
+    status, said = plan(tmp_path, inventory("16GiB"), "-e", "model=head.json")
+    assert (status, "tokens/s" in said) == (0, True), said
+    status, said = plan(tmp_path, inventory("16GiB"), "-e", "model=models/none.gguf")
+    assert status == 2, said
+    assert f"{tmp_path}/models/none.gguf: cannot be read" in said
+
+
+@pytest.mark.parametrize(
+    ("worker", "arguments", "cure"),
+    [
+        (
+            {},
+            (),
+            "head: which model? Its devices are declared, so it is not asked what it serves; give one with -e model=",
+        ),
+        (
+            {"llama_worker_devices_declared": [{"device": "CUDA0", "usable": "8 gigs"}]},
+            ("-e", f"model={SMALL}"),
+            "box, instance default, CUDA0: usable",
+        ),
+        (
+            {"llama_worker_address": "127.0.0.1"},
+            ("-e", f"model={SMALL}"),
+            "box, mac: declared workers, all at 127.0.0.1:50052, so that a plan cannot tell them apart; give each "
+            "llama_worker_address",
+        ),
+    ],
+    ids=["no model", "no size", "no address"],
+)
+def test_what_is_declared_wrongly_is_named_without_a_connection(
+    tmp_path: Path, worker: dict[str, Any], arguments: tuple[str, ...], cure: str
+) -> None:
+    """Nobody is at these addresses: a try to connect ends as UNREACHABLE."""
+    hosts = inventory("16GiB")
+    workers_of(hosts)["box"].update(worker)
+    declared = [{"device": "MTL0", "usable": "8GiB"}]
+    workers_of(hosts)["mac"] = {"ansible_host": "192.0.2.12", "llama_worker_devices_declared": declared}
+    status, said = plan(tmp_path, hosts, *arguments)
+    assert status == 2, said
+    assert cure in said
+    assert "unreachable=1" not in said and "UNREACHABLE" not in said
+
+
+def test_declared_beside_real_members(tmp_path: Path) -> None:
+    """A real member is read from its kept record; without one the cures are named, declaring it among them.
+
+    Devices for all hosts in llama_primary_instances are those of a primary, and no worker's.
+    """
+    hosts = inventory("3GiB")
+    fleet = hosts["all"]["children"]["llama_fleet"]
+    fleet["vars"] = {
+        "llama_primary_instances": fleet["children"]["llama_primary"]["hosts"]["head"]["llama_primary_instances"]
+    }
+    workers_of(hosts)["real"] = {"ansible_connection": "local", "llama_fleet_state_dir": str(tmp_path / "state")}
+    fleet["vars"]["llama_fleet_state_dir"] = str(tmp_path / "state")
+    asked = ("-e", f"model={SMALL}")
+    status, said = plan(tmp_path, hosts, *asked)
+    assert status == 2, said
+    assert "No record of real could be had. Run site.yml with them in the limit first, declare their devices" in said
+    lent = [{"name": "default", "address": "10.77.0.12", "devices": [{"device": "CUDA0", "usable": "3GiB"}]}]
+    kept = tmp_path / "state" / "default" / "real" / "worker.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps(build_record(Inputs(host="real", cluster="default", instances=lent))))
+    status, said = plan(tmp_path, hosts, *asked)
+    assert status == 0, said
+    assert "--rpc 10.77.0.11:50052,10.77.0.12:50052" in said

@@ -96,6 +96,10 @@ def test_from_records_to_arguments() -> None:
             lambda: declared_records([{**MEMBER, "llama_primary_instances": [{"devices": True}]}]),
             "llamafleet.rpc.declared_records: llama_primary_instances: devices is True; it must be a list of devices",
         ),
+        (
+            lambda: declared_records([MEMBER, {**MEMBER, "inventory_hostname": "mac"}], "head"),
+            "llamafleet.rpc.declared_records: box, mac: declared workers, all at 127.0.0.1:50052, so that a plan",
+        ),
         (lambda: tensor_split({}), "llamafleet.rpc.tensor_split: the plan is {}"),
         (lambda: server_args([], model()), "llamafleet.rpc.server_args: the plan is []"),
     ],
@@ -104,6 +108,20 @@ def test_errors_name_filter_value_and_remedy(call: Callable[[], Any], text: str)
     with pytest.raises(AnsibleFilterError) as caught:
         call()
     assert text in str(caught.value)
+
+
+def test_the_members_of_a_cluster_lend_what_they_declare_as_workers() -> None:
+    """Own devices declared for a whole group are those of the primary; a port tells workers of one address apart."""
+    own = {"llama_primary_instances": [{"name": "own", "devices": [{"device": "CPU", "usable": "1GiB"}]}]}
+    head = {**own, "inventory_hostname": "head"}
+    second = {**own, **MEMBER, "inventory_hostname": "mac", "llama_worker_instances": [{"port": 50053}]}
+    records = declared_records([head, {**own, **MEMBER}, second], "head")
+    assert [(record["host"], record["instances"][0]["endpoint"]) for record in records] == [
+        ("head", None),
+        ("box", "127.0.0.1:50052"),
+        ("mac", "127.0.0.1:50053"),
+    ]
+    assert {record["instances"][0]["endpoint"] for record in declared_records([head, {**own, **MEMBER}])} == {None}
 
 
 def test_in_a_real_playbook(tmp_path: Path) -> None:
