@@ -78,7 +78,7 @@ def _check_addresses(records: Sequence[Mapping[str, Any]]) -> None:
     for endpoint, names in owners.items():
         if len(names) > 1:
             raise WorkerRecordError(
-                f"{', '.join(names)}: declared workers, all at {endpoint}, so that a plan cannot tell them apart; give "
+                f"{', '.join(sorted(names))}: declared workers, all at {endpoint}, so that a plan cannot tell them apart; give "
                 "each llama_worker_address, the IPv4 address that it will have (for a plan any will do)"
             )
 

@@ -97,7 +97,7 @@ def test_from_records_to_arguments() -> None:
             "llamafleet.rpc.declared_records: llama_primary_instances: devices is True; it must be a list of devices",
         ),
         (
-            lambda: declared_records([MEMBER, {**MEMBER, "inventory_hostname": "mac"}], "head"),
+            lambda: declared_records([{**MEMBER, "inventory_hostname": "mac"}, MEMBER], "head"),
             "llamafleet.rpc.declared_records: box, mac: declared workers, all at 127.0.0.1:50052, so that a plan",
         ),
         (lambda: tensor_split({}), "llamafleet.rpc.tensor_split: the plan is {}"),
