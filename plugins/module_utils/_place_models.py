@@ -59,6 +59,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "swa_full": False,
 }
 _TRIES = 3  # numbers of the roomiest hosts to try where no candidate had a plan; the last one takes all it can
+_LEADS = 8  # primaries that are tried with all others before a copy is given up
 _WARNED = 5  # hosts that a warning names one by one
 
 
@@ -346,9 +347,10 @@ class _Search:
         return max((host for host in hosts if host.name in self.leads), key=lambda host: self.leads[host.name].total)
 
     def _roomiest(self, hosts: Sequence[Host]) -> Iterator[tuple[Host, ...]]:
-        """As few of the roomiest hosts as may do, then some more, then as many as a plan can use."""
+        """As few of the roomiest hosts as may do, then some more, then as many as a plan can use, whoever leads."""
         lead = self._roomiest_lead(hosts)
-        others = sorted((h for h in hosts if h is not lead), key=lambda h: -self.lends[h.name].total)[:MAX_DEVICES]
+        by_room = sorted(hosts, key=lambda host: -self.lends[host.name].total)
+        others = [host for host in by_room if host is not lead][:MAX_DEVICES]
         total, count = self.leads[lead.name].total, 0
         while total < self.wish.need and count < len(others):
             total += self.lends[others[count].name].total
@@ -357,6 +359,10 @@ class _Search:
             if count + more < len(others):
                 yield (lead, *others[: count + more])
         yield (lead, *others)
+        # Whole layers may be left over where that one leads, and not where another one does.
+        leads = sorted((host for host in hosts if host.name in self.leads), key=lambda h: -self.leads[h.name].total)
+        for lead in leads[:_LEADS]:
+            yield (lead, *[host for host in by_room if host is not lead][:MAX_DEVICES])
 
     def _value(self, members: Sequence[Host]) -> tuple[Any, ...]:
         """The smaller the better."""
