@@ -87,9 +87,7 @@ def check_whole(value: object, where: str, least: int = 0, optional: bool = Fals
     if value is None and optional:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RecordError(
-            f"{where} is {value!r}, a {kind_of(value)}; it must be a whole number{_unquoted(value)}"
-        )
+        raise RecordError(f"{where} is {value!r}, a {kind_of(value)}; it must be a whole number{_unquoted(value)}")
     if value < least:
         raise RecordError(f"{where} is {value}; it must be at least {least} (unknown is null)")
     if value > _LARGEST:
@@ -102,9 +100,7 @@ def check_number(value: object, where: str, positive: bool = False) -> float | i
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RecordError(
-            f"{where} is {value!r}, a {kind_of(value)}; it must be a number or null{_unquoted(value)}"
-        )
+        raise RecordError(f"{where} is {value!r}, a {kind_of(value)}; it must be a number or null{_unquoted(value)}")
     if not 0 <= value <= _LARGEST or (positive and value < _SMALLEST):
         bound = "above 0" if positive else "at least 0"
         raise RecordError(f"{where} is {_short(value)}; it must be {bound}, and finite (unknown is null)")
