@@ -79,7 +79,7 @@ def _check_addresses(records: Sequence[Mapping[str, Any]]) -> None:
         if len(names) > 1:
             raise WorkerRecordError(
                 f"{', '.join(sorted(names))}: declared workers, all at {endpoint}, so that a plan cannot "
-                "tell them apart; give each llama_worker_address, the IPv4 address that it will have (any does for a plan)"
+                "tell them apart; give each llama_worker_address, the IPv4 address that it will have (any will do)"
             )
 
 
