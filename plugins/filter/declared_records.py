@@ -48,22 +48,17 @@ _value:
   elements: dict
 """
 
-from collections.abc import Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._declared import declared_records as core
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import host_list
 
 
 def declared_records(hosts: Any, primary: str | None = None) -> list[dict[str, Any]]:
-    if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
-        raise AnsibleFilterError(
-            f"llamafleet.rpc.declared_records: the input is a {kind_of(hosts)}, not a list of host variables; "
-            "use groups['all'] | map('extract', hostvars)"
-        )
     try:
-        return core(list(hosts), primary)
+        return core(host_list(hosts), primary)
     except FleetError as error:
         raise AnsibleFilterError(f"llamafleet.rpc.declared_records: {error}") from error
 

@@ -45,25 +45,23 @@ _value:
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible.utils.display import Display
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import kind_of
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import fleet_problems as core
-from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import limit_problems, unread_variables
+from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import host_list, limit_problems, unread_variables
 
 
 def fleet_problems(hosts: Any, limit: Sequence[str] | None = None) -> list[str]:
-    if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
-        raise AnsibleFilterError(
-            f"llamafleet.rpc.fleet_problems: the input is a {kind_of(hosts)}, not a list of host variables; "
-            "use groups['llama_fleet'] | map('extract', hostvars)"
-        )
-    members = list(hosts)
-    problems = core(members)
+    try:
+        members = host_list(hosts)
+        problems = core(members)
+    except FleetError as error:
+        raise AnsibleFilterError(f"llamafleet.rpc.fleet_problems: {error}") from error
     for sentence in unread_variables(members, _role_variables()):
         Display().warning(sentence)
     return problems if problems or limit is None else limit_problems(members, list(limit))

@@ -36,22 +36,16 @@ _value:
   type: dict
 """
 
-from collections.abc import Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
-from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import topology
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import host_list, topology
 
 
 def fleet_topology(hosts: Any) -> dict[str, dict[str, Any]]:
-    if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
-        raise AnsibleFilterError(
-            f"llamafleet.rpc.fleet_topology: the input is a {kind_of(hosts)}, not a list of host variables; "
-            "use groups['llama_fleet'] | map('extract', hostvars)"
-        )
     try:
-        return topology(list(hosts))
+        return topology(host_list(hosts))
     except FleetError as error:
         raise AnsibleFilterError(f"llamafleet.rpc.fleet_topology: {error}") from error
 

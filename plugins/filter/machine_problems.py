@@ -38,20 +38,19 @@ _value:
   type: dict
 """
 
-from collections.abc import Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import host_list
 from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import machine_problems as core
 
 
 def machine_problems(hosts: Any) -> dict[str, str]:
-    if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
-        raise AnsibleFilterError(
-            f"llamafleet.rpc.machine_problems: the input is a {type(hosts).__name__}, not a list of host variables; "
-            "use groups['llama_fleet'] | map('extract', hostvars)"
-        )
-    return core(list(hosts))
+    try:
+        return core(host_list(hosts))
+    except FleetError as error:
+        raise AnsibleFilterError(f"llamafleet.rpc.machine_problems: {error}") from error
 
 
 class FilterModule:

@@ -81,7 +81,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._fleet import host_list
 from ansible_collections.llamafleet.rpc.plugins.module_utils._mesh import plan_mesh
 
 
@@ -94,13 +95,8 @@ def mesh_peers(
     known: Mapping[str, Any] | None = None,
     preshared: Iterable[str] = (),
 ) -> dict[str, Any]:
-    if isinstance(hosts, (str, Mapping)) or not hasattr(hosts, "__iter__"):
-        raise AnsibleFilterError(
-            f"llamafleet.rpc.mesh_peers: the input is a {kind_of(hosts)}, not a list of host variables; "
-            "use groups['llama_fleet'] | map('extract', hostvars)"
-        )
     try:
-        return plan_mesh(list(hosts), mode, network, port, topology, known, preshared)
+        return plan_mesh(host_list(hosts), mode, network, port, topology, known, preshared)
     except FleetError as error:
         raise AnsibleFilterError(f"llamafleet.rpc.mesh_peers: {error}") from error
 

@@ -9,6 +9,8 @@ turns a FleetError into the failure of its task; anything else is a defect and k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class FleetError(Exception):
     """Base of every intentional error of the core; ``str(error)`` is fit for an operator."""
@@ -17,3 +19,9 @@ class FleetError(Exception):
 def kind_of(value: object) -> str:
     """Name of the type of a value for a message: str or dict, also for what Ansible makes of them in a template."""
     return next(kind.__name__ for kind in type(value).__mro__ if kind.__module__ == "builtins")
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The names for a message, but no more than ``most`` of them, and how many are left."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.llamafleet.rpc.plugins.module_utils._builds import parse_build
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, kind_of, listed
 from ansible_collections.llamafleet.rpc.plugins.module_utils._extra_args import checked_extra_args
 from ansible_collections.llamafleet.rpc.plugins.module_utils._memory import ContextParams
 from ansible_collections.llamafleet.rpc.plugins.module_utils._worker_args import (
@@ -86,19 +86,21 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
         if WORKER_GROUP in groups:
             problems += _worker_problems(host, name, cluster, clusters, endpoints)
     for cluster, names in misnamed.items():
-        problems.append(f"{_some(names)}: llama_fleet_cluster {cluster!r} must be 1 to 31 of a-z, 0-9 and '-'")
+        problems.append(f"{listed(names)}: llama_fleet_cluster {cluster!r} must be 1 to 31 of a-z, 0-9 and '-'")
     if outside:
         groups = set().union(*outside.values())
         problems.append(
-            f"{_some(list(outside))}: in neither {PRIMARY_GROUP} nor {WORKER_GROUP}"
-            f"{f', but in {_some(sorted(groups))}' if groups else ''}; put each host into one of them"
+            f"{listed(list(outside))}: in neither {PRIMARY_GROUP} nor {WORKER_GROUP}"
+            f"{f', but in {listed(sorted(groups))}' if groups else ''}; put each host into one of them"
         )
     problems += _cluster_problems({name: members for name, members in clusters.items() if any(members.values())})
     for variable, values in builds.items():
         if len(values) > 1:
-            listed = "; ".join(f"{value or 'the default'}: {_some(names)}" for value, names in sorted(values.items()))
+            said = "; ".join(
+                f"{value or 'the default'}: {listed(names)}" for value, names in sorted(values.items())
+            )
             problems.append(
-                f"{variable} differs between hosts ({listed}). Every host must run the same build: set it for all"
+                f"{variable} differs between hosts ({said}). Every host must run the same build: set it for all"
             )
     for tag in builds["llama_fleet_build"]:
         try:
@@ -119,8 +121,18 @@ def unread_variables(hosts: Iterable[Mapping[str, Any]], known: Collection[str])
     for variable, names in sorted(found.items()):
         near = difflib.get_close_matches(variable, known, 1, 0.8)
         meant = f"; did you mean {near[0]}?" if near else ""
-        sentences.append(f"{variable} of {_some(names)} is read by no role{meant}")
+        sentences.append(f"{variable} of {listed(names)} is read by no role{meant}")
     return sentences
+
+
+def host_list(hosts: object) -> list[Any]:
+    """What a filter was given as the variables of hosts; FleetError when that is no list of them."""
+    if isinstance(hosts, (str, Mapping)) or not isinstance(hosts, Iterable):
+        raise FleetError(
+            f"the input is a {kind_of(hosts)}, not a list of host variables; "
+            "use groups['llama_fleet'] | map('extract', hostvars)"
+        )
+    return list(hosts)
 
 
 def _name_of(host: Mapping[str, Any]) -> str:
@@ -130,12 +142,6 @@ def _name_of(host: Mapping[str, Any]) -> str:
             "use groups['llama_fleet'] | map('extract', hostvars)"
         )
     return str(host["inventory_hostname"])
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first five, and how many more there are."""
-    more = len(names) - 5
-    return ", ".join(names[:5]) + (f" and {more} more" if more > 0 else "")
 
 
 def _primary_problems(host: Mapping[str, Any], name: str, cluster: str, endpoints: dict[str, str]) -> list[str]:
@@ -235,11 +241,11 @@ def _cluster_problems(clusters: Mapping[str, Mapping[str, list[str]]]) -> list[s
         primaries, workers = members[PRIMARY_GROUP], members[WORKER_GROUP]
         if not primaries:
             found.append(
-                f"cluster {cluster} has workers ({_some(workers)}) but no primary; add one host to {PRIMARY_GROUP}"
+                f"cluster {cluster} has workers ({listed(workers)}) but no primary; add one host to {PRIMARY_GROUP}"
             )
         elif len(primaries) > 1:
             found.append(
-                f"cluster {cluster} has {len(primaries)} primaries ({_some(primaries)}); a cluster has one: "
+                f"cluster {cluster} has {len(primaries)} primaries ({listed(primaries)}); a cluster has one: "
                 "move the others to clusters of their own with llama_fleet_cluster"
             )
         for both in sorted(set(primaries) & set(workers)):
@@ -268,7 +274,7 @@ def machine_problems(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             names = [name for name, _host, _facts in members]
             for name in names:
                 found[name] = (
-                    f"{_some(names)} are different machines with one identity ({machine}), as copies of a disk "
+                    f"{listed(names)} are different machines with one identity ({machine}), as copies of a disk "
                     "are, and their memory would count as one. Give each its own: remove /etc/machine-id, run "
                     "systemd-machine-id-setup, and reboot"
                 )
@@ -313,7 +319,7 @@ def limit_problems(hosts: Sequence[Mapping[str, Any]], limit: Sequence[str]) -> 
         primary, workers = members["primary"], set(members["workers"]) & set(limit)
         if workers and primary not in limit:
             found.append(
-                f"cluster {cluster}: {_some(sorted(workers))} cannot change without the primary {primary}, "
+                f"cluster {cluster}: {listed(sorted(workers))} cannot change without the primary {primary}, "
                 f"which is outside of the limit; run again with --limit '{','.join([*limit, str(primary)])}'"
             )
     return found

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import FleetError, listed
 from ansible_collections.llamafleet.rpc.plugins.module_utils._explain import mib
 from ansible_collections.llamafleet.rpc.plugins.module_utils._place_bound import bounds
 from ansible_collections.llamafleet.rpc.plugins.module_utils._place_hosts import (
@@ -33,7 +33,7 @@ from ansible_collections.llamafleet.rpc.plugins.module_utils._place_hosts import
     PlaceError,
     read_hosts,
 )
-from ansible_collections.llamafleet.rpc.plugins.module_utils._place_report import fragment, listed, report_lines
+from ansible_collections.llamafleet.rpc.plugins.module_utils._place_report import fragment, report_lines
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan import plan_split
 from ansible_collections.llamafleet.rpc.plugins.module_utils._plan_input import (
     DEFAULT_PRIORITY,
@@ -358,8 +358,7 @@ class _Search:
         for more in range(_TRIES - 1):
             if count + more < len(others):
                 yield (lead, *others[: count + more])
-        yield (lead, *others)
-        # Whole layers may be left over where that one leads, and not where another one does.
+        # All that a plan can use. Layers may be left over where the roomiest leads, and not where another one does.
         leads = sorted((host for host in hosts if host.name in self.leads), key=lambda h: -self.leads[h.name].total)
         for lead in leads[:_LEADS]:
             yield (lead, *[host for host in by_room if host is not lead][:MAX_DEVICES])

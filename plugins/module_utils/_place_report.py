@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ansible_collections.llamafleet.rpc.plugins.module_utils._errors import listed
 from ansible_collections.llamafleet.rpc.plugins.module_utils._place_hosts import Host
 from ansible_collections.llamafleet.rpc.plugins.module_utils._report import mib, table
 
@@ -110,9 +111,3 @@ def report_lines(result: Mapping[str, Any]) -> list[str]:
 
 def _names(names: Sequence[str]) -> str:
     return listed(names, _NAMED) if names else "-"
-
-
-def listed(names: Sequence[str], most: int) -> str:
-    """The names, but no more than ``most`` of them, and how many are left."""
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

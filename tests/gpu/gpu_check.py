@@ -153,7 +153,7 @@ class Check:
             if hasattr(tarfile, "data_filter"):
                 archive.extractall(self.work / "source", filter="data")
             else:
-                archive.extractall(self.work / "source")  # noqa: S202  an archive that the operator gave
+                archive.extractall(self.work / "source")  # noqa: S202  no filter in this Python; the operator gave the archive
         found = sorted((self.work / "source").glob("**/ggml/src/ggml-rpc"), key=lambda path: len(path.parts))
         if not found:
             raise CheckError(f"{self.options.source} holds no ggml/src/ggml-rpc: it is no llama.cpp source archive")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def tar_of(path: Path, *members: tuple[str, str, dict[str, Any]], mode: str = "w:gz") -> str:
     """A tar archive of (name, text, other fields of the member)."""
-    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload] # its stubs want a literal
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload] # the stubs of open() want a literal mode
         for name, text, fields in members:
             info = tarfile.TarInfo(name)
             info.size = len(text.encode())
