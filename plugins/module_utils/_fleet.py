@@ -96,9 +96,7 @@ def fleet_problems(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
     problems += _cluster_problems({name: members for name, members in clusters.items() if any(members.values())})
     for variable, values in builds.items():
         if len(values) > 1:
-            said = "; ".join(
-                f"{value or 'the default'}: {listed(names)}" for value, names in sorted(values.items())
-            )
+            said = "; ".join(f"{value or 'the default'}: {listed(names)}" for value, names in sorted(values.items()))
             problems.append(
                 f"{variable} differs between hosts ({said}). Every host must run the same build: set it for all"
             )
